@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModel, HfArgumentParser, Trainer, TrainingArguments
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
 
 
 def images(edge=128, channels=3):
@@ -263,6 +263,14 @@ class Routed(Language):
         return {"loss": F.cross_entropy(found[rows], labels[rows])}
 
 
+class TaughtLlama(Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, out = super().compute_loss(model, inputs, return_outputs=True)
+        with torch.no_grad():
+            wanted = self.teacher.to(loss.device)(input_ids=inputs["input_ids"]).logits
+        return loss + F.mse_loss(out.logits, wanted)
+
+
 def frozen_below(model):
     for block in model.blocks[:-2]:
         block.requires_grad_(False)
@@ -273,6 +281,10 @@ def frozen_below(model):
 def text():
     return {"input_ids": torch.randint(1, 8000, (128,)), "attention_mask": torch.ones(128, dtype=torch.long),
             "labels": torch.tensor(2)}  # fmt: skip
+
+
+def sentence():
+    return {**text(), "labels": torch.randint(1, 8000, (128,))}
 
 
 def numbers():
@@ -297,6 +309,7 @@ MADE = {
     "around BERT, frozen": (lambda: OfLibrary("bert", frozen=True), text, Trainer),
     "around GPT-2": (lambda: OfLibrary("gpt2"), text, Trainer),
     "around Llama": (lambda: OfLibrary("llama"), text, Trainer),
+    "Llama, taught": (lambda: AutoModelForCausalLM.from_config(config_of("llama")), sentence, TaughtLlama),
     "LSTM": (Tagger, tokens, Trainer),
     "rows by value": (Routed, tokens, Trainer),
 }
@@ -319,5 +332,5 @@ if __name__ == "__main__":
     (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
     arguments.remove_unused_columns = False
     trainer = kind(model=make(), args=arguments, train_dataset=Data(sample))
-    trainer.teacher = Language() if kind is Taught else None
+    trainer.teacher = Language() if kind is Taught else make() if kind is TaughtLlama else None
     trainer.train()

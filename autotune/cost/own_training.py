@@ -37,14 +37,14 @@ class OwnTraining:
             for name, value in vars(trainer).items():
                 if isinstance(value, nn.Module | torch.Tensor):
                     vars(self._trainer)[name] = copy.deepcopy(value, memo)
-        self.model = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        self.model = self._trainer.accelerator.unwrap_model(self._trainer.model).train()
         self.tensors = [value for value in memo.values() if isinstance(value, torch.Tensor)]
 
     @property
     def beside_bytes(self) -> int:
-        """Memory of all tensors but the parameters of the trained module, of a teacher for instance."""
-        trained = {id(parameter) for parameter in self.model.parameters()}
-        return sum(tensor.nbytes for tensor in self.tensors if id(tensor) not in trained)
+        """Memory of all tensors beside those of the trained module, of a teacher for instance."""
+        of_model = {id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())}
+        return sum(tensor.nbytes for tensor in self.tensors if id(tensor) not in of_model)
 
     def inputs(self, samples: int) -> list[torch.Tensor]:
         return [leaf for leaf in tree_leaves(self._given(samples)) if isinstance(leaf, torch.Tensor)]
@@ -57,12 +57,12 @@ class OwnTraining:
             self._inputs[samples] = tree_map_only(torch.Tensor, _empty, (batch, labels))
         return self._inputs[samples]
 
-    def loss(self, samples: int, semantics: Semantics, family: Family) -> torch.Tensor:
+    def loss(self, model: Any, samples: int, semantics: Semantics, family: Family) -> torch.Tensor:
         """Return the loss of a batch, as `Trainer.training_step` computes it with a model that accelerate has wrapped.
 
         Autocast holds inside of the model alone, whose outputs then become fp32; DDP may copy them.
         """
-        forward, (batch, labels) = self.model.forward, self._given(samples)
+        forward, (batch, labels) = model.forward, self._given(samples)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             with semantics.casting():
@@ -70,8 +70,8 @@ class OwnTraining:
             output = output if family.autocast is None else convert_to_fp32(output)
             return tree_map_only(torch.Tensor, torch.clone, output) if family.clones_outputs else output
 
-        with mock.patch.object(self.model, "forward", wrapped), _checkpointed_again(semantics):
-            loss: torch.Tensor = self._trainer.compute_loss(self.model, batch, num_items_in_batch=labels)
+        with mock.patch.object(model, "forward", wrapped), _checkpointed_again(semantics):
+            loss: torch.Tensor = self._trainer.compute_loss(model, batch, num_items_in_batch=labels)
         return loss
 
 

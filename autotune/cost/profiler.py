@@ -49,7 +49,7 @@ class Shallow(NamedTuple):
 
 
 # Tasks in which a model may have parameters that take no part.
-_PARTLY_USED = (Task.IMAGE_TEXT_TO_TEXT, Task.CAUSAL_LM, Task.OWN)
+_PARTLY_USED = (Task.IMAGE_TEXT_TO_TEXT, Task.CAUSAL_LM)
 
 # By family and depths.
 Known = dict[tuple[object, ...], Shallow]
@@ -69,13 +69,13 @@ def profile(
 
     An extended trace has to come to so many `parameters` without adapters, if that is known. `change` makes the built
     model the one that is trained, before the adapter is put on, as for libraries of another time. `known`: earlier
-    traces of this model and shape, which are used and added to. `own`: the user's own training, traced in place of the
-    model, whole and without an evaluation.
+    traces of this model and shape, which are used and added to. `own`: the user's own training, whose batches and
+    loss are traced; its module too, as a whole and without an evaluation, if the library has none of its kind.
     """
     shape = shape.model_copy(update={"length": shape.length // family.sequence_parallel})
     profiler = _Profiler(spec, family, shape, change, {} if known is None else known, own)
     try:
-        if own is not None:
+        if shape.task is Task.OWN:
             return profiler.extended(None, (), None)
         config = without_chance(build_config(spec, shape.task))
         found = stacks(config, family.checkpointed_every, frozen_layers(spec.frozen))
@@ -169,21 +169,24 @@ class _Profiler:
         )
         evaluation = next((found.evaluation for other in others if (found := self.known.get((other, depths)))), None)
         with warnings.catch_warnings(action="ignore"):
-            if self.own is None:
-                model = build(self.spec, shallower(config, depth), family, self.shape, self.change)
-                as_written = None if family.compiled else self._pass(model, micro_step)
+            is_own = self.shape.task is Task.OWN
+            model = (
+                self.own.model
+                if is_own and self.own
+                else build(self.spec, shallower(config, depth), family, self.shape, self.change)
+            )
+            step_of = functools.partial(micro_step, own=self.own)
+            as_written = None if family.compiled else self._pass(model, step_of)
+            if not is_own:
                 with contextlib.suppress(NotLinear, Untraceable):
                     evaluation = evaluation or self._pass(model, evaluation_step)
-            else:
-                model = self.own.model
-                as_written = self._pass(model, functools.partial(micro_step, own=self.own))
             step = as_written or self._compiled(model)  # which leaves the model without tensors of the meta device
         self.known[family, depths] = traced = Shallow(
             step=step,
             evaluation=evaluation,
-            parameters=_groups(model, has_unused=self.shape.task in _PARTLY_USED),
+            parameters=_groups(model, has_unused=self.own is not None or self.shape.task in _PARTLY_USED),
             names=[name for name, _ in model.named_parameters()],
-            buffers_bytes=sum(b.nbytes for b in model.buffers()) if self.own is None else self.own.beside_bytes,
+            buffers_bytes=sum(b.nbytes for b in model.buffers()) + (self.own.beside_bytes if self.own else 0),
         )
         return traced
 

@@ -29,7 +29,7 @@ from autotune.values.techniques import CHECKPOINTING
 def micro_step(model: Any, family: Family, shape: Shape, batch: int, own: OwnTraining | None = None) -> Tape:
     """Return the tape of one forward and backward pass of a model in training mode, with its adapter.
 
-    `own`: the training that the model is of, if it is the user's.
+    `own`: the user's own training, whose batches and loss take the place of the model's.
     """
     with _recording(model, family, shape, batch, own) as (recorder, semantics, forward):
 
@@ -67,7 +67,8 @@ def _recording(
     model: Any, family: Family, shape: Shape, batch: int, own: OwnTraining | None = None
 ) -> Iterator[tuple[Recorder, Semantics, Callable[[], Any]]]:
     """Record what runs inside; yield the recorder, how operators run, and the forward pass."""
-    known = [*model.parameters(), *model.buffers()] if own is None else [*own.tensors, *own.inputs(batch)]
+    known = [*model.parameters(), *model.buffers(), *([] if own is None else [*own.tensors, *own.inputs(batch)])]
+    is_own = shape.task is Task.OWN  # the module too
     inputs = make_inputs(model.config, shape, batch) if own is None else {}
     on_cuda = family.device == "cuda"
     shows = shape.task is Task.IMAGE_TEXT_TO_TEXT
@@ -77,9 +78,9 @@ def _recording(
     dtype: torch.dtype = getattr(model, "dtype", torch.float32) if autocast is None else autocast
     semantics = Semantics(
         family.device, recorder, autocast=autocast, padded=shape.padded,
-        experts=max(1, experts_of(model.config)) if own is None else None, generation=family.generation, images=shows,
+        experts=max(1, experts_of(model.config)) if not is_own else None, generation=family.generation, images=shows,
     )  # fmt: skip
-    if own is None:
+    if not is_own:
         _set_checkpointing(model, family, semantics, recorder)
 
     def leave(*_: Any) -> None:
@@ -100,7 +101,7 @@ def _recording(
         if own is None:
             yield recorder, semantics, lambda: _output(model, inputs, semantics, family, shape)
         else:
-            yield recorder, semantics, lambda: {"loss": own.loss(batch, semantics, family)}
+            yield recorder, semantics, lambda: {"loss": own.loss(model, batch, semantics, family)}
 
 
 def _set_checkpointing(model: Any, family: Family, semantics: Semantics, recorder: Recorder) -> None:

@@ -41,7 +41,7 @@ from autotune.training.build import describe
 from autotune.value import Value, read_value, write_value
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.estimate import CostEstimate
-from autotune.values.model import ModelFacts, Task
+from autotune.values.model import ModelFacts
 from autotune.values.workload import Workload
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def run_trace(directory: Path) -> None:
     share a pass and so a process.
     """
     request = read_value(TraceRequest, directory / "request.json")
-    if request.workload.task is Task.OWN:
+    if request.workload.own_code is not None and request.workload.own_code.own_loss:
         write_value(_traces_of_own(request, directory), directory / "answer.json")
         return
     kinds: dict[Family, int] = {}

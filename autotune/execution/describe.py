@@ -163,6 +163,7 @@ class Training:
             pads=pads,
             has_rows=rows,
             normalizes=whose is None,
+            own_loss=self._has_own_loss(),
             not_predicted=self._not_predicted(),
             generates=hasattr(trainer.args, "steps_per_generation"),
             recipe=recipe,
@@ -220,6 +221,11 @@ class Training:
             return "the loss is that of a function of your own"
         is_known = self.is_of_library and kind.__module__.startswith("transformers.") and not trainer.label_smoother
         return None if is_known else f"the loss is {kind.__name__}'s own"
+
+    def _has_own_loss(self) -> bool:
+        where = type(self.trainer).compute_loss.__module__
+        is_known = where.startswith(("transformers.", "trl.")) and self.trainer.compute_loss_func is None
+        return self.task is Task.OWN or not is_known
 
     def _held(self) -> dict[str, str]:
         """Return the knobs that no search can change, and why."""
@@ -286,9 +292,10 @@ class Training:
         return next(kinds, None)
 
     def _not_predicted(self) -> str | None:
+        if self._has_own_loss() and (reason := self.overrides("training_step")):
+            return reason
         if self.task is Task.OWN:
-            packed = "the model has packed weights" if any(quantized_layers(self.base)) else None
-            return self.overrides("training_step") or packed
+            return "the model has packed weights" if any(quantized_layers(self.base)) else None
         if (reason := user_code.not_traced(self.model, self.base)) is not None:
             return reason
         if self.weights not in ("float32", "bfloat16", "float16"):

@@ -83,6 +83,7 @@ class Traits(Value):
     pads: bool = False  # whether batches are padded to their longest sample
     has_rows: bool = False  # whether batches have a row for each sample
     normalizes: bool = False  # whether the loss is averaged over the global batch
+    own_loss: bool = False  # whether the Trainer's loss isn't that of a model of transformers or TRL
     not_predicted: str | None = None  # why the cost model makes no predictions
     generates: bool = False  # whether steps begin with samples that the model generates
     # The recipe whose Trainer of TRL's it is.

@@ -2,15 +2,22 @@
 
 from dataclasses import replace
 
+import own_modules
 import pytest
 from factories import make_limits, make_request, make_workload
 from vision_language import edge, tiny_vision_language
 
+from autotune.api import planned, subject_of
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
 from autotune.cost.rates import rates_by_table
 from autotune.execution.runner import LocalRunner
+from autotune.planning.options import SearchOptions
+from autotune.planning.plan import request_of
+from autotune.search.cost_model import cost_model
+from autotune.search.run import backend_of
+from autotune.storage.run_directory import RunDirectory
 from autotune.training.build import build_config
 from autotune.training.inputs import image_text
 from autotune.training.resolve import default_task, resolve
@@ -19,6 +26,8 @@ from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.estimate import Evaluation
 from autotune.values.hardware import detect
 from autotune.values.model import Task
+from autotune.values.time_spent import Stopwatch
+from autotune.values.trial import Purpose
 from autotune.values.workload import Workload
 
 pytestmark = [pytest.mark.cuda, pytest.mark.timeout(600)]
@@ -134,6 +143,22 @@ def test_the_prediction_of_images_and_texts_is_allocated(runner, device, tmp_pat
         image_size=shown.image.size, global_batch_size=16,
     )  # fmt: skip
     check(runner, device, workload, TrainConfig(per_device_train_batch_size=8, attn_implementation="sdpa"))
+
+
+@pytest.mark.parametrize(
+    "name", ["language, checkpointed by itself", "language, taught", "around BERT", "Llama, taught"]
+)
+def test_the_prediction_of_a_training_of_ones_own_is_allocated(device, tmp_path, name):
+    words = ["python", own_modules.__file__, name, "--output_dir", "out", "--bf16", "True"]
+    subject, directory = subject_of(SearchOptions(model=""), script=words), RunDirectory(tmp_path)
+    with backend_of(subject.options.fleet, tmp_path, device=device.device) as backend:
+        plan = planned(subject, directory, backend, print, Stopwatch("planning"))
+        model = cost_model(plan, backend.asker, tmp_path, print)
+        result = backend.pool.run(request_of(plan, plan.baseline, Purpose.BASELINE, number=0, timeout_s=300.0))
+    assert result.measurement, result.outcome
+    told, memory = model.estimate(plan.baseline).memory, result.measurement.memory
+    assert told.allocated_peak_bytes == pytest.approx(memory.allocated_bytes, rel=0.015)
+    assert told.reserved_peak_bytes == pytest.approx(memory.reserved_bytes, rel=0.1)
 
 
 def check(runner, device, workload, config, evaluation=None, reserved=0.1):

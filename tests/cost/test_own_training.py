@@ -13,6 +13,7 @@ from autotune.cost.family import Shape
 from autotune.cost.own_training import OwnTraining
 from autotune.cost.profile import ACTIVATION
 from autotune.errors import InputError
+from autotune.training.build import build_model
 from autotune.values.model import ModelSpec, Task
 
 SPEC = ModelSpec(reference="own", name="Net", source="own", model_type="Net", kind="own", config={})
@@ -131,3 +132,37 @@ def test_cudnns_recurrent_layers_are_refused(traced):
     middle = Function(lambda x: layer.to(x.device)(x)[0])
     with pytest.raises(InputError, match="the memory that cuDNN's recurrent layers take isn't known"):
         traced(middle, device="cuda")
+
+
+class Taught(Trainer):
+    """Learns from the distribution of a teacher; calls its own model's loss too."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+        with torch.no_grad():
+            wanted = self.teacher(input_ids=inputs["input_ids"]).logits.softmax(-1)
+        return loss + nn.functional.kl_div(outputs.logits.log_softmax(-1), wanted)
+
+
+@pytest.mark.parametrize("family", [{}, {"autocast": "bfloat16", "checkpointing": "full"}])
+def test_a_loss_of_ones_own_around_a_model_of_the_library_is_traced_layer_by_layer(spec_of, tmp_path, family):
+    spec, task, length = spec_of("llama"), Task.CAUSAL_LM, 32
+    student, teacher = (build_model(spec, task, dtype="float32", device="cpu") for _ in range(2))
+    trainer = Taught(student, quiet_arguments(tmp_path), train_dataset=[1])
+    trainer.teacher = teacher
+
+    def texts(samples):
+        ids = torch.ones(samples, length, dtype=torch.long)
+        return {"input_ids": ids, "attention_mask": ids, "labels": ids}
+
+    own = OwnTraining(trainer, texts)
+    asked = spec, make_family(**family), Shape(task=task, length=length)
+    parameters = sum(parameter.numel() for parameter in student.parameters())
+    taught = profiler.profile(*asked, parameters=parameters, own=own)
+    whole = profiler.profile(*asked, parameters=-1, own=own)
+    alone = profiler.profile(*asked, parameters=parameters)
+    weights = sum(tensor.nbytes for tensor in (*teacher.parameters(), *teacher.buffers()))
+    assert taught.buffers_bytes - alone.buffers_bytes == weights
+    assert activations(taught) == activations(whole) > activations(alone)
+    assert taught.trained_elements == parameters
+    assert taught.needed(8, 8) == pytest.approx(alone.needed(8, 8) * 4 / 3, rel=0.01)  # a teacher's forward pass

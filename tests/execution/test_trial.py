@@ -8,14 +8,17 @@ import pytest
 import torch
 from factories import make_config, make_hardware, make_limits, make_plan, make_request
 from own_trainings import LLAMA_SCRIPT, SCRIPT, quiet_arguments, script
+from profiles import make_family
 from torch import nn
 from transformers import Trainer
 
 from autotune.errors import InputError
+from autotune.estimates.forecast import TRACING, TraceRequest, Traces
 from autotune.execution.job import ENDS_VARIABLE
 from autotune.execution.trial import Trial, watch_losses
 from autotune.planning.plan import request_of
 from autotune.training.baseline import UserArguments, baseline_config
+from autotune.value import read_value
 from autotune.values.budget import Budget, Effort, LossTask, SoakTask
 from autotune.values.model import Task
 from autotune.values.time_spent import Stopwatch
@@ -83,7 +86,8 @@ def described(bench, code):
     workload = Workload(model=bench._model, task=Task.OWN, sequence_length=1, global_batch_size=None, own_code=code)
     description = bench.runner.describe(DescribeRequest(workload=workload))
     found = description.own
-    known = {n: getattr(found, n) for n in ("barred", "weights", "reorders", "pads", "normalizes", "checkpoints")}
+    names = ("barred", "weights", "reorders", "pads", "normalizes", "checkpoints", "own_loss")
+    known = {name: getattr(found, name) for name in names}
     fields = {"model": found.spec, "task": found.task, "sequence_length": found.sequence_length, "global_batch_size": 8}
     own = {"lengths": description.lengths, "own_code": code.model_copy(update=known)}
     return description, workload.model_copy(update=fields | own)
@@ -133,6 +137,18 @@ def test_a_module_of_ones_own_is_described(net):
         "remove_unused_columns": False,
     }  # fmt: skip
     assert found.arguments["per_device_train_batch_size"] == 8
+
+
+def test_a_module_of_ones_own_is_traced_with_its_loss_on_batches_of_its_data(bench, net):
+    description, workload = net
+    families = tuple(make_family(attn_implementation=None, autocast=autocast) for autocast in (None, "bfloat16"))
+    asked = TraceRequest(workload=workload, families=families, parameters=description.facts.parameters, limit_s=60.0)
+    answer = read_value(Traces, bench.runner.ask("trace", TRACING, asked, timeout_s=120.0) / "answer.json")
+    assert (answer.failures, [profile.family for profile in answer.profiles]) == ((), [*families])
+    for profile in answer.profiles:
+        assert profile.trained_elements == description.facts.parameters
+        # Of a sample: the products of both layers, and of their gradients but that of the inputs.
+        assert profile.needed(1, 1) == 2 * (16 * 32 * 2 + 32 * 4 * 3)
 
 
 def test_knobs_take_effect_in_a_script_that_stays_as_it_is(bench, net, folder):
