@@ -135,6 +135,8 @@ def scratch_bytes(name: str, args: Any, out: Any) -> int:
         return int(args[0].nbytes)  # first; the logarithm's doesn't
     if name == "_safe_softmax":  # `_safe_softmax` in SoftMax.cpp looks for rows without any key: a byte a score
         return int(args[0].numel())
+    if name in ("mse_loss", "smooth_l1_loss", "huber_loss") and out.dim() == 0:  # what is then reduced: Loss.cpp
+        return max(int(args[0].nbytes), int(args[1].nbytes))
     if name != "embedding_dense_backward":
         return 0
     # `embedding_backward_cuda_kernel`: partial sums in fp32, one for each token and each ten tokens of a batch. Rows of

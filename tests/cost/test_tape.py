@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from tapes import live
 
+from autotune.cost.kernels import scratch_bytes
 from autotune.cost.profile import ACTIVATION, CONTRACTION, ELEMENTWISE, FRESH, GRADIENT, NORMALISATION, TEMPORARY, VIEW
 from autotune.cost.tape import Recorder, Tape
 
@@ -189,3 +191,17 @@ def test_sums_over_the_rows_of_a_matrix_are_written_down(dims, found):
         found != (0, 0)
     )
     assert live(tape).sum() == result.nbytes
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss])
+def test_a_mean_loss_keeps_the_memory_of_all_its_elements(loss):
+    real = torch.ones(8, 100)
+    assert loss(real, real).untyped_storage().nbytes() == 3200
+    found, other = (torch.empty(8, 100, device="meta") for _ in range(2))
+    with Recorder([found, other]) as recorder:
+        kept = loss(found, other)
+        recorder.end_of_forward()
+    assert kept.shape == ()
+    assert recorder.tape().storages[:, 2].tolist() == [3200]
+    whole = scratch_bytes("mse_loss", (found, other), kept), scratch_bytes("mse_loss", (found, other), found)
+    assert whole == (3200, 0)
