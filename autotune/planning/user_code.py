@@ -19,15 +19,7 @@ from typing import Any
 from autotune.errors import InputError, suggestion
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
-from autotune.planning.planner import (
-    Describe,
-    Start,
-    Subject,
-    baseline_of,
-    default_space,
-    description_of,
-    plan_from,
-)
+from autotune.planning.planner import Describe, Start, Subject, baseline_of, default_space, description_of, plan_from
 from autotune.planning.workload import check_batch, searched_workload
 from autotune.space.file import Parameter, SpaceFile, facts_for, load_space
 from autotune.space.knobs import MICRO_BATCH, OWN, make_config, make_point, problem

@@ -115,10 +115,7 @@ def with_network(plan: SearchPlan, pool: RayPool) -> SearchPlan:
     gb_s = pool.network_gb_s(request_of(plan, config, Purpose.BASELINE, number=0, timeout_s=network.LIMIT_S))
     note = f"each machine attains {gb_s:.3g} GB/s to the others, measured by all-reduces of all devices"
     return plan.model_copy(
-        update={
-            "hardware": plan.hardware.model_copy(update={"network_gb_s": gb_s}),
-            "notes": (*plan.notes, note),
-        }
+        update={"hardware": plan.hardware.model_copy(update={"network_gb_s": gb_s}), "notes": (*plan.notes, note)}
     )
 
 

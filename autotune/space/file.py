@@ -1,22 +1,6 @@
 """Reads search spaces from YAML files; each mistake is reported in one line with file, path and expected value.
 
-::
-
-    description: for whom, how big
-    parameters:                       # in the order of their expected effect, which is the order of trying
-      precision:
-        choices: [fp32, bf16]
-      adapter:
-        choices: [null, lora]
-      adapter.rank:
-        choices: [8, 64]
-        when: {adapter: [lora]}       # the parameter exists only then
-      torch_compile_backend:
-        choices: [null, inductor]
-        from_effort: standard         # too expensive for a quick search
-    rules:
-      - forbid: {optim: [adamw_bnb_8bit], precision: [fp32]}
-        reason: why it is not worth a trial
+The form of a file: docs/search-spaces.md.
 """
 
 from collections.abc import Iterator, Mapping

@@ -4,9 +4,8 @@ All runs start from the same weights and see the same samples in the same order,
 other randomness: with dropout, noise hides a doubled learning rate for tens of steps; without it, two correct runs
 agree to the last digits. Differences are measured relative to the progress, the decrease of the reference's smoothed
 loss: a doubled learning rate doubles it, a wrong factor in the accumulation shifts the curve by the loss itself, and a
-correct change has almost no effect. Mean distances of smoothed curves relative to the progress, measured on tiny random
-Llama, GPT-2, T5, BERT and ViT with 20 steps of Adam at 5e-5: another split or attention kernel below 0.001 %, bf16
-0.03 to 0.23 %, a learning rate 1.25 times as high 5 to 17 %, 1.5 times as high 9 to 36 %.
+correct change has almost no effect. Measured on tiny models with 20 steps of Adam: another split or attention kernel
+below 0.001 %, bf16 0.03 to 0.23 %, a learning rate 1.25 times as high 5 to 17 %, 1.5 times as high 9 to 36 %.
 
 Randomness that can't be switched off (atomics on a GPU, a model's own code) shows in the difference between two runs of
 the reference with different seeds; a configuration may differ by a multiple of it.
