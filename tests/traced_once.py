@@ -11,8 +11,8 @@ from autotune.values.model import ModelSpec
 _trace = profiler.profile
 
 
-def profile(spec: ModelSpec, family: Family, shape: Shape, *, parameters: int, known: Any) -> Profile:
-    """Return what `autotune.cost.profiler.profile` does, which keeps what it has traced here instead of in `known`."""
+def profile(spec: ModelSpec, family: Family, shape: Shape, *, parameters: int, **_: Any) -> Profile:
+    """Return what `autotune.cost.profiler.profile` does, which keeps what it has traced here."""
     return _profile(spec.model_dump_json(), family, shape, parameters)
 
 

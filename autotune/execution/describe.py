@@ -223,7 +223,7 @@ class Training:
         return None if is_known else f"the loss is {kind.__name__}'s own"
 
     def _has_own_loss(self) -> bool:
-        where = type(self.trainer).compute_loss.__module__
+        where = vars(self.trainer).get("compute_loss", type(self.trainer).compute_loss).__module__
         is_known = where.startswith(("transformers.", "trl.")) and self.trainer.compute_loss_func is None
         return self.task is Task.OWN or not is_known
 
