@@ -13,8 +13,7 @@ for `rates.calibrate`:
 
 For a search the launcher enters `run_measure` like a trial: operators and optimizers run in the shapes of its models,
 alone, on random numbers, in turn, so that each finds the caches about as a training leaves them; the costliest first
-until the time is spent. The time that a training takes beside its operators, in Python, autograd and the Trainer, is
-measured of a model so narrow that its operators have little to do, and held for all others.
+until the time is spent. The time beside operators is that of a model so narrow that its operators have little to do.
 """
 
 import contextlib

@@ -168,6 +168,7 @@ def traces_left(directory: Path, failure: str) -> Traces:
 
 def _traces_of_own(request: TraceRequest, directory: Path) -> Traces:
     """Return the traces of a training of the user's own, whose code runs up to its first step for them."""
+    from autotune.cost.full_depth import SAMPLES
     from autotune.cost.own_training import OwnTraining
     from autotune.execution.user_code import looked_at
     from autotune.execution.user_data import first_batch, longest_of, rows_of, view
@@ -176,9 +177,11 @@ def _traces_of_own(request: TraceRequest, directory: Path) -> Traces:
     assert code is not None
 
     def traced(trainer: Any, _: object) -> Traces:
+        dataset = trainer.train_dataset
+        longest = longest_of(dataset, max(SAMPLES)) if code.reorders else None
+
         def batch_of(samples: int) -> Any:
-            dataset = trainer.train_dataset
-            shown = view(dataset, longest_of(dataset, samples)) if code.reorders else dataset
+            shown = dataset if longest is None else view(dataset, longest[:samples])
             batch = first_batch(trainer, shown, samples)
             if rows_of(batch, samples) != samples:
                 raise ValueError("batches don't have a row for each sample")

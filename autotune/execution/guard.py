@@ -3,10 +3,9 @@
 **CPU.** The budget stands for a device's memory: it covers weights, gradients, states and activations, and not the
 imported libraries. The operating system enforces it: a soft RLIMIT_DATA above what the process holds when training
 starts. The limit has room for memory that is mapped and not resident, so a peak over the budget ends the trial, too, as
-soon as it is known. Both need malloc to give back what is freed, which costs time that a user's own training doesn't
-take (in processor time of a step: DistilBERT a fifth, small models three quarters). So once the peak is known, and
-before steps are timed, the guard is relaxed: the limit goes and malloc keeps freed blocks as it usually does.
-Data-loader workers each inherit the limit, and their memory isn't in the figure.
+soon as it is known. Both need malloc to give back what is freed, which takes a fifth of a step and more. So once the
+peak is known, and before steps are timed, the limit goes and malloc keeps freed blocks as it usually does. Data-loader
+workers each inherit the limit, and their memory isn't in the figure.
 
 **CUDA.** The budget is of the device's memory, of which the caching allocator's reservation is a part. The rest are the
 context, the kernels that CUDA loads when they are first launched, allocations of the libraries' own, and paged
