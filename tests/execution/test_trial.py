@@ -139,11 +139,24 @@ def test_a_module_of_ones_own_is_described(net):
     assert found.arguments["per_device_train_batch_size"] == 8
 
 
+def traces(bench, workload, *precisions):
+    families = tuple(make_family(attn_implementation=None, autocast=autocast) for autocast in precisions)
+    asked = TraceRequest(workload=workload, families=families, parameters=1, limit_s=60.0)
+    return families, read_value(Traces, bench.runner.ask("trace", TRACING, asked, timeout_s=120.0) / "answer.json")
+
+
+def test_a_module_of_ones_own_is_not_traced_where_its_batches_have_no_row_for_each_sample(bench, tmp_path):
+    rows = "lambda rows: {'features': torch.ones(1, 16), 'labels': torch.ones(1).long()}"
+    joined = SCRIPT.replace("train_dataset=Rows()", f"train_dataset=Rows(), data_collator={rows}")
+    _, workload = described(bench, script(tmp_path, joined, *QUIET))
+    assert traces(bench, workload, None)[1].failures == (
+        "Net: can't be traced, so there is no prediction: batches don't have a row for each sample",
+    )
+
+
 def test_a_module_of_ones_own_is_traced_with_its_loss_on_batches_of_its_data(bench, net):
     description, workload = net
-    families = tuple(make_family(attn_implementation=None, autocast=autocast) for autocast in (None, "bfloat16"))
-    asked = TraceRequest(workload=workload, families=families, parameters=description.facts.parameters, limit_s=60.0)
-    answer = read_value(Traces, bench.runner.ask("trace", TRACING, asked, timeout_s=120.0) / "answer.json")
+    families, answer = traces(bench, workload, None, "bfloat16")
     assert (answer.failures, [profile.family for profile in answer.profiles]) == ((), [*families])
     for profile in answer.profiles:
         assert profile.trained_elements == description.facts.parameters
