@@ -145,9 +145,12 @@ def test_the_prediction_of_images_and_texts_is_allocated(runner, device, tmp_pat
     check(runner, device, workload, TrainConfig(per_device_train_batch_size=8, attn_implementation="sdpa"))
 
 
-@pytest.mark.parametrize(
-    "name", ["language, checkpointed by itself", "language, taught", "around BERT", "Llama, taught"]
-)
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow) for name in ("language, checkpointed by itself", "towers", "around BERT")
+]
+
+
+@pytest.mark.parametrize("name", ["Llama, taught", *SLOW])
 def test_the_prediction_of_a_training_of_ones_own_is_allocated(device, tmp_path, name):
     words = ["python", own_modules.__file__, name, "--output_dir", "out", "--bf16", "True"]
     subject, directory = subject_of(SearchOptions(model=""), script=words), RunDirectory(tmp_path)

@@ -145,6 +145,7 @@ def traces(bench, workload, *precisions):
     return families, read_value(Traces, bench.runner.ask("trace", TRACING, asked, timeout_s=120.0) / "answer.json")
 
 
+@pytest.mark.slow
 def test_a_module_of_ones_own_is_not_traced_where_its_batches_have_no_row_for_each_sample(bench, tmp_path):
     rows = "lambda rows: {'features': torch.ones(1, 16), 'labels': torch.ones(1).long()}"
     joined = SCRIPT.replace("train_dataset=Rows()", f"train_dataset=Rows(), data_collator={rows}")
