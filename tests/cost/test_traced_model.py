@@ -47,7 +47,7 @@ LLAMA = {
 
 
 def test_a_model_that_has_no_trace_is_refused_with_the_reason(spec_of, monkeypatch):
-    def fails(*args):
+    def fails(*args, **kwargs):
         raise NotImplementedError("no kernel\nfor this")
 
     monkeypatch.setattr(profiler, "micro_step", fails)

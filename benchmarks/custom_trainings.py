@@ -1,6 +1,6 @@
 """Predicted peaks of people's own modules and losses against what torch's allocator counts, by the stand-in for CUDA.
 
-    python benchmarks/own_trainings.py [--only NAME ...]
+    python benchmarks/custom_trainings.py [--only NAME ...]
 
 Needs an environment with the stand-in (tests/fakecuda). Each training of `tests/own_modules.py` is planned as `autotune
 script` plans it; three configurations run as trials. What isn't predicted is told with its reason. No time is compared:
@@ -49,7 +49,7 @@ def main() -> None:
         )
         for quantity in ("allocated", "reserved")
     }
-    keep("own-trainings", detect("cpu"), {"figures": figures, "rows": rows})
+    keep("custom-trainings", detect("cpu"), {"figures": figures, "rows": rows})
 
 
 def compared(name: str) -> list[dict[str, Any]]:
