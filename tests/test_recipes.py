@@ -92,7 +92,7 @@ def test_a_batch_job_goes_on_where_it_was(tmp_path):
 
 def test_a_batch_job_of_several_nodes_goes_on_where_it_was(tmp_path):
     """The script itself runs, with stand-ins that say what they were to run."""
-    for name, says in {"srun": 'echo "$RAY_ADDRESS: $*"', "scontrol": "echo n1; echo n2"}.items():
+    for name, says in {"srun": 'echo "$RAY_ADDRESS: $*"', "scontrol": "echo n1; sleep 0.1; echo n2"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
         (tmp_path / name).chmod(0o755)
     slurm = {"SUBMIT_DIR": str(tmp_path), "JOB_ID": "7", "JOB_NODELIST": "n[1-2]", "NNODES": "2", "GPUS_PER_NODE": "8"}
