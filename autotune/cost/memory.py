@@ -167,8 +167,7 @@ def always_bytes(profile: Profile) -> float:
     if profile.family.device == "cpu":
         return 11 * _MIB if profile.family.half else 0.0
     sizes = ((g.count, g.nbytes) for g in profile.parameters)
-    # Of the forward and of the backward thread.
-    workspaces = len(profile.storages.workspaces) * workspace_bytes(profile.family.generation)
+    workspaces = len(profile.storages.workspaces) * workspace_bytes(profile.family.generation)  # forward, backward
     return workspaces + float(sum(count * (-size % 512) for count, size in sizes))
 
 

@@ -48,9 +48,6 @@ class Shallow(NamedTuple):
     buffers_bytes: int
 
 
-# Tasks in which a model may have parameters that take no part.
-_PARTLY_USED = (Task.IMAGE_TEXT_TO_TEXT, Task.CAUSAL_LM)
-
 # By family and depths.
 Known = dict[tuple[object, ...], Shallow]
 
@@ -169,22 +166,19 @@ class _Profiler:
         )
         evaluation = next((found.evaluation for other in others if (found := self.known.get((other, depths)))), None)
         with warnings.catch_warnings(action="ignore"):
-            is_own = self.shape.task is Task.OWN
-            model = (
-                self.own.model
-                if is_own and self.own
-                else build(self.spec, shallower(config, depth), family, self.shape, self.change)
-            )
-            step_of = functools.partial(micro_step, own=self.own)
-            as_written = None if family.compiled else self._pass(model, step_of)
-            if not is_own:
+            if self.own is not None and self.shape.task is Task.OWN:
+                model = self.own.model
+            else:
+                model = build(self.spec, shallower(config, depth), family, self.shape, self.change)
                 with contextlib.suppress(NotLinear, Untraceable):
                     evaluation = evaluation or self._pass(model, evaluation_step)
+            as_written = None if family.compiled else self._pass(model, functools.partial(micro_step, own=self.own))
             step = as_written or self._compiled(model)  # which leaves the model without tensors of the meta device
+        partly_used = self.own is not None or self.shape.task in (Task.IMAGE_TEXT_TO_TEXT, Task.CAUSAL_LM)
         self.known[family, depths] = traced = Shallow(
             step=step,
             evaluation=evaluation,
-            parameters=_groups(model, has_unused=self.own is not None or self.shape.task in _PARTLY_USED),
+            parameters=_groups(model, has_unused=partly_used),
             names=[name for name, _ in model.named_parameters()],
             buffers_bytes=sum(b.nbytes for b in model.buffers()) + (self.own.beside_bytes if self.own else 0),
         )

@@ -10,7 +10,6 @@ Not covered: operators that a library writes itself in CUDA and that aren't inst
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 from unittest import mock
@@ -52,6 +51,15 @@ _FP32: dict[Device, frozenset[str]] = {
         }
     ),
 }  # fmt: skip
+
+
+class _Logged(float):
+    """A number without a value, which may be logged and may decide nothing."""
+
+    def _decides(self, *_: object) -> bool:
+        raise NotImplementedError("a number that is computed on the device decides what runs")
+
+    __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _decides
 
 
 class Semantics(TorchFunctionMode):
@@ -205,8 +213,8 @@ class Semantics(TorchFunctionMode):
         return args[0].flatten() if self._experts is not None and _is_valueless(args[0]) else NotImplemented
 
     def _number(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return a number that is logged: any; one that could count something has no value here."""
-        return math.nan if _is_valueless(args[0]) and args[0].is_floating_point() else NotImplemented
+        """Return a number with a fraction, which is logged; one that could count something has no value here."""
+        return _Logged("nan") if _is_valueless(args[0]) and args[0].is_floating_point() else NotImplemented
 
     def _recurrent(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._device == "cuda":

@@ -2,9 +2,9 @@
 
 The model is traced once for each family of configurations and kind of device, whose devices share the trace.
 :class:`Profiles` reads traces from the home, or makes them in this process. For a search the launcher enters
-`run_trace` in a process of its own, like a trial; it touches no device. There families are traced in the order they are
-asked for until the processor time for it is spent; one that can't be traced is left out, with the reason. The time that
-the search has left is the only limit of wall time: with a closer one it would have no predictions on a busy machine.
+`run_trace` in a process of its own, like a trial; only code of the user's own may touch a device there. Families are
+traced in the order they are asked for until the processor time for it is spent; one that can't be traced is left out,
+with the reason. The time that the search has left is the only limit of wall time, for busy machines.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from autotune.value import Value, read_value, write_value
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.estimate import CostEstimate
 from autotune.values.model import ModelFacts
-from autotune.values.workload import Workload
+from autotune.values.workload import OwnCode, Workload
 
 if TYPE_CHECKING:
     from autotune.cost.own_training import OwnTraining
@@ -138,8 +138,8 @@ def run_trace(directory: Path) -> None:
     share a pass and so a process.
     """
     request = read_value(TraceRequest, directory / "request.json")
-    if request.workload.own_code is not None and request.workload.own_code.own_loss:
-        write_value(_traces_of_own(request, directory), directory / "answer.json")
+    if (code := request.workload.own_code) is not None and code.own_loss:
+        write_value(_traces_of_own(code, request, directory), directory / "answer.json")
         return
     kinds: dict[Family, int] = {}
     dealt: list[list[Family]] = [[] for _ in range(min(4, len(os.sched_getaffinity(0))))]
@@ -166,15 +166,12 @@ def traces_left(directory: Path, failure: str) -> Traces:
     return Traces(profiles=tuple(profiles), failures=(failure,))
 
 
-def _traces_of_own(request: TraceRequest, directory: Path) -> Traces:
+def _traces_of_own(code: OwnCode, request: TraceRequest, directory: Path) -> Traces:
     """Return the traces of a training of the user's own, whose code runs up to its first step for them."""
     from autotune.cost.full_depth import SAMPLES
     from autotune.cost.own_training import OwnTraining
     from autotune.execution.user_code import looked_at
     from autotune.execution.user_data import first_batch, longest_of, rows_of, view
-
-    code = request.workload.own_code
-    assert code is not None
 
     def traced(trainer: Any, _: object) -> Traces:
         dataset = trainer.train_dataset

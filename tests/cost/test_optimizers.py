@@ -220,3 +220,16 @@ def test_adalomo_of_a_7b_model_in_pure_bf16_is_not_refused_on_24_gb():
     """arXiv:2310.10195 is for it: 13.5 GB of weights, next to no states, a few gradients at a time."""
     config = make_config(precision="pure_bf16", optim="adalomo")
     assert states_bytes(6_738_415_616, config) < 14e9
+
+
+@pytest.mark.parametrize(
+    ("rows", "taken"),
+    [
+        (30522, 4 * 30522 * 512 + (108 << 20)),  # BERT's vocabulary: a copy, and the scratch of a mean over the rows
+        (128, 2 * 4 * 128 * 512),  # few rows: the squared gradient, and that plus epsilon
+    ],
+)
+def test_adafactors_mean_over_the_rows_of_a_large_matrix_takes_more_than_its_copies(rows, taken):
+    weight = [make_group(rows, 512)]
+    assert temporary_bytes("adafactor", weight, "ampere") == taken
+    assert temporary_bytes("adafactor", weight, None) == 2 * 4 * rows * 512

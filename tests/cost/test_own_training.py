@@ -116,6 +116,7 @@ def test_what_the_module_checkpoints_runs_again_as_the_device_would(traced):
     ("function", "device"),
     [
         (lambda x: x * x.argmax().item(), "cpu"),
+        (lambda x: x if x.mean().item() > 0 else x.exp(), "cpu"),
         (lambda x: x + x.gt(0).nonzero().sum(), "cuda"),
         (lambda x: x + x.masked_select(x > 0).sum(), "cuda"),
         (lambda x: x + x[x > 0].sum(), "cuda"),

@@ -193,7 +193,7 @@ def test_sums_over_the_rows_of_a_matrix_are_written_down(dims, found):
     assert live(tape).sum() == result.nbytes
 
 
-@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss])
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.binary_cross_entropy])
 def test_a_mean_loss_keeps_the_memory_of_all_its_elements(loss):
     real = torch.ones(8, 100)
     assert loss(real, real).untyped_storage().nbytes() == 3200
