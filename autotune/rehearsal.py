@@ -54,7 +54,7 @@ _SHARDING = "parallelism.sharding"  # in 16 bits each library rounds in other pl
 def rehearse(
     *,
     gpu: str,
-    devices: int | str = 1,
+    devices: int | str | None = None,
     script: Sequence[str] | None = None,
     trainer: Any = None,
     make_trainer: Callable[[], Any] | None = None,
@@ -66,7 +66,7 @@ def rehearse(
 
     Args:
         gpu: A name of the table of GPUs, such as 'a100-80gb'.
-        devices: So many of them train it together, by the code's own arguments: DDP, or FSDP.
+        devices: So many train it together, by the code's own arguments: DDP, or FSDP [1, or as its launcher says].
         script: The command line of a script that calls `Trainer.train`, such as ``["python", "train.py", "--bf16"]``.
         trainer: A `transformers.Trainer` of your own.
         make_trainer: A function that makes such a Trainer.
@@ -85,16 +85,15 @@ def rehearse(
     options = options_of(
         SearchOptions, {"model": "", "allow": "numerics", "memory": card.memory_bytes, "devices": devices}
     )
-    (number,) = options.devices if len(options.devices) == 1 else (None,)
-    if not isinstance(number, int) or number > MOST_DEVICES:
-        raise InputError(
-            f"--devices {devices}: on the stand-in there are 1 to {MOST_DEVICES}; say how many train together"
-        )
+    with model_on_cpu(trainer):
+        subject = subject_of(options, **given)
+        content = pickle.dumps(subject)
+    number, *others = subject.options.devices or (1,)
+    if others or not isinstance(number, int) or number > MOST_DEVICES:
+        raise InputError(f"--devices: on the stand-in there are 1 to {MOST_DEVICES}; say how many train together")
     folder, (context, _) = Path(tempfile.mkdtemp(prefix="autotune-")), framework_bytes(hypothetical(card))
     kept = ""
     try:
-        with model_on_cpu(trainer):
-            content = pickle.dumps(subject_of(options, **given))
         (folder / "subject").write_bytes(content)
         of_card = variables(card, writable("stand-in"), folder / "devices", devices=number, context_bytes=context)
         environment = {**os.environ, **of_card}

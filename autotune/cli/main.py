@@ -72,7 +72,7 @@ app.command(
     cls=taking(_FIELDS, "SearchOptions", of_script=True),
     context_settings={"allow_interspersed_args": False},  # words after the first are of the script's command line
 )(search.script)
-for _command in (reports.report, reports.explain, reports.compare, reports.export, reports.dashboard):
+for _command in (reports.report, reports.explain, reports.compare, reports.export):
     app.command()(_command)
 app.add_typer(reports.history, name="history")
 

@@ -1,6 +1,6 @@
 """Commands that show something: models, GPUs, search spaces, earlier searches, the abilities of this machine.
 
-And those on finished searches: `report`, `explain`, `compare`, `dashboard` and `export`.
+And those on finished searches: `report`, `explain`, `compare` and `export`.
 """
 
 from __future__ import annotations
@@ -197,31 +197,6 @@ def compare(
     results = load(first), load(second)
     found = comparing.compare(*results)
     console.show(found.model_dump(mode="json"), comparing.comparison_table(results[0], found), as_json=as_json)
-
-
-@guarded
-def dashboard(
-    run_dir: Annotated[Path, typer.Argument(help="Run directory of a search, finished or not.")],
-    host: Annotated[str, typer.Option(help="Address to listen at; no password guards it.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: any that is free.")] = 8080,
-    as_json: Json = False,
-) -> None:
-    """Show a search in optuna-dashboard, until Ctrl-C."""
-    from autotune.integrations.dashboard import application, is_loopback, server
-
-    with server(host, port, application(run_dir, host)) as listening:
-        if not is_loopback(host):
-            warning = f"warning: --host {host}: whoever reaches it sees this search; no password is asked for"
-            console.stderr().print(warning, highlight=False, soft_wrap=True)
-        url = f"http://{f'[{host}]' if ':' in host else host}:{listening.server_port}/"
-        if as_json:
-            console.print_json({"url": url, "run_directory": str(run_dir)})
-        else:
-            console.print_text(f"{run_dir}: {url} (Ctrl-C ends it)")
-        try:
-            listening.serve_forever()
-        except KeyboardInterrupt:
-            return
 
 
 _KINDS = "training-args, python, accelerate, accelerate-loop, deepspeed, fsdp, trl"

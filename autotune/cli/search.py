@@ -101,7 +101,7 @@ def script(
                     f"--gpu {gpu}: a search needs the device itself; --dry-run tells the memory without it"
                 )
             _leave_out(context, {"gpu", "dry_run", "devices"}, "and with --gpu the script is run as it is")
-            _rehearse(gpu, command, console.given(context).get("devices", "1"), quiet=quiet, as_json=as_json)
+            _rehearse(gpu, command, console.given(context).get("devices"), quiet=quiet, as_json=as_json)
             return
         if apply is None:
             from autotune.planning.user_code import code_of
@@ -126,7 +126,7 @@ def _leave_out(context: typer.Context, allowed: set[str], why: str) -> None:
             raise InputError(f"{parameter.opts[0]}: is of a search, {why}; leave one of them out")
 
 
-def _rehearse(gpu: str, command: list[str], devices: str, *, quiet: bool, as_json: bool) -> None:
+def _rehearse(gpu: str, command: list[str], devices: str | None, *, quiet: bool, as_json: bool) -> None:
     from autotune.output.rehearsal_table import cards_table, rehearsal_table
     from autotune.rehearsal import rehearse, rehearse_on_all
 

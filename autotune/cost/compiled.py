@@ -20,6 +20,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from accelerate.utils import convert_outputs_to_fp32
 from torch._prims.rng_prims import graphsafe_run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -57,7 +58,9 @@ def compiled_step(model: Any, family: Family, shape: Shape, samples: Sequence[in
         inputs |= {"num_items_in_batch": torch.ones((), dtype=torch.long, device="cuda")}
         normalize_loss(model)
         _set_checkpointing(model, family)
-        _set_autocast(model, family)
+        if family.autocast is not None:  # as `Accelerator.prepare_model` has it run
+            cast = torch.autocast("cuda", getattr(torch, family.autocast))(model.forward.__func__)
+            model.forward = MethodType(convert_outputs_to_fp32(cast), model)
         compiled: Any = torch.compile(model)
         for _ in range(2):  # some heads settle in the first what they compute, which is then compiled anew
             compiled(**inputs)["loss"].backward()
@@ -178,12 +181,3 @@ def _set_checkpointing(model: Any, family: Family) -> None:
         return
     every = CHECKPOINTING[family.checkpointing].every
     base.gradient_checkpointing_enable({"use_reentrant": False}, **({"every_n_layers": every} if every > 1 else {}))
-
-
-def _set_autocast(model: Any, family: Family) -> None:
-    """Run a model's forward pass as `Accelerator.prepare_model` has it run."""
-    if family.autocast is not None:
-        from accelerate.utils import convert_outputs_to_fp32
-
-        cast = torch.autocast("cuda", getattr(torch, family.autocast))(model.forward.__func__)
-        model.forward = MethodType(convert_outputs_to_fp32(cast), model)

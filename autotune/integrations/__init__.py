@@ -1,1 +1,1 @@
-"""Other programs' side of a search: trackers, callbacks, dashboards, scripts."""
+"""Other programs' side of a search: trackers, callbacks, scripts."""

@@ -46,13 +46,11 @@ def step_rows(steps: Mapping[str, StepTime]) -> list[tuple[str, ...]]:
         return []
     most = {part: max(s.shares.get(part, 0.0) for s in steps.values()) for s in steps.values() for part in s.shares}
     heading = ("", *(f"{side}, {_source(step)}" for side, step in steps.items()))
-    rows = [(part, *(_cell(step, part) for step in steps.values())) for part in sorted(most, key=lambda p: -most[p])]
+    rows = []
+    for part in sorted(most, key=lambda p: -most[p]):
+        of_each = ((step.seconds, step.shares.get(part)) for step in steps.values())
+        rows.append((part, *(f"{show_rate(s * share)} s, {share:.0%}" if share else "–" for s, share in of_each)))
     return [heading, *rows, ("a step", *(f"{show_rate(step.seconds)} s" for step in steps.values()))]
-
-
-def _cell(step: StepTime, part: StepPart) -> str:
-    share = step.shares.get(part)
-    return f"{show_rate(step.seconds * share)} s, {share:.0%}" if share else "–"
 
 
 def _source(step: StepTime) -> str:

@@ -9,14 +9,16 @@ Before that, a step is run at two micro-batches, to check that it consumes the g
 depends on the split (`execution.gradients`). The cost model is used only if the model is named as well.
 """
 
+import contextlib
 import inspect
+import io
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from autotune.errors import InputError, suggestion
+from autotune.errors import InputError, one_line, suggestion
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import Describe, Start, Subject, baseline_of, default_space, description_of, plan_from
@@ -76,6 +78,11 @@ class UserTrainer(Subject):
                 raise InputError(f"{name}: can't be used with {given}: {reason.format(given=given)}; leave it out")
         options = options.model_copy(update={"workers": 1})
         if script is not None:
+            _, processes = without_launcher(script)
+            if processes is not None:
+                if options.devices not in ((), (processes,)):
+                    raise InputError(f"--devices: your launcher starts {processes} processes; leave one of them out")
+                options = options.model_copy(update={"devices": (processes,)})
             self.code = code_of(script)
             super().__init__(options, self.code.name)
             return
@@ -120,15 +127,55 @@ class UserTrainer(Subject):
         return plan_from(start, workload, about, space, arguments, baseline=baseline, record=False)
 
 
+# Options of launchers that say more than how many processes there are, with the values that don't.
+_LEFT_TO_AUTOTUNE: dict[str, tuple[Any, ...]] = {
+    **{"nnodes": ("1", "1:1"), "num_machines": (1,), "gpu_ids": ("all",), "mixed_precision": ("no",)},
+    **dict.fromkeys(("use_fsdp", "use_deepspeed", "use_megatron_lm", "use_parallelism_config", "tpu"), (False,)),
+    "dynamo_backend": ("no", "NO"),
+}
+
+
+def without_launcher(command: Sequence[str]) -> tuple[list[str], int | Literal["all"] | None]:
+    """Return a command line without torchrun or `accelerate launch`, and how many processes it starts; None: neither.
+
+    InputError: the launcher can't read its options, or does more than start processes on this machine.
+    """
+    words, said = list(command), io.StringIO()
+    if words[1:3] == ["-m", "torch.distributed.run"]:
+        words[:3] = ["torchrun"]
+    if words[:1] != ["torchrun"] and words[:2] != ["accelerate", "launch"]:
+        return words, None
+    try:
+        with contextlib.redirect_stderr(said):
+            if words[0] == "torchrun":
+                from torch.distributed.run import get_args_parser
+
+                told = get_args_parser().parse_args(words[1:])
+            else:
+                from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+
+                told, _, _ = _validate_launch_command(launch_command_parser().parse_args(words[2:]))
+        number = str(told.nproc_per_node if words[0] == "torchrun" else told.num_processes or 1)
+        processes: int | Literal["all"] = "all" if number in ("auto", "gpu") else int(number)
+    except (SystemExit, ValueError, OSError) as error:
+        why = said.getvalue().strip().rpartition("error: ")[2] or one_line(error)
+        raise InputError(f"{words[0]}: {why}") from None
+    for name, usual in _LEFT_TO_AUTOTUNE.items():
+        if (value := getattr(told, name, None)) not in (None, *usual):
+            where = "--nodes has machines, CUDA_VISIBLE_DEVICES devices, and your TrainingArguments how they train"
+            raise InputError(f"{words[0]}: {name} {value}: autotune starts the processes itself; {where}")
+    kind = [] if getattr(told, "no_python", False) else ["python", *["-m"] * bool(told.module)]
+    return [*kind, told.training_script, *told.training_script_args], processes
+
+
 def code_of(command: Sequence[str]) -> OwnCode:
-    """Return the script that a command line runs; InputError: it runs none, or by a launcher or another Python."""
-    words = list(command)
+    """Return the script that a command line runs; InputError: it runs none, or by another launcher or Python."""
+    words, _ = without_launcher(command)
     if not words:
         raise InputError("no script: write its command line after --, as `autotune script -- python train.py`")
-    shown, first = " ".join(words), words[0]
-    if Path(first).name in ("accelerate", "torchrun", "deepspeed", "mpirun", "srun", "uv", "poetry"):
-        why = "a script is run in processes of autotune's own, one for each of --devices N"
-        raise InputError(f"{first}: {why}; write `python` and the script in place of the launcher")
+    shown, first = " ".join(command), words[0]
+    if Path(first).name in ("accelerate", "deepspeed", "mpirun", "srun", "uv", "poetry"):
+        raise InputError(f"{first}: write `python` and the script in its place; --devices N starts N processes")
     if Path(first).name.startswith("python"):
         found = shutil.which(words.pop(0))
         here = Path(sys.executable).absolute().parent

@@ -108,7 +108,12 @@ def _beside(operator: Any, base: str, kernel: Callable[..., Any]) -> Callable[..
     def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(args[i], int | float) for i in tensors if i < len(args)):  # x + 2, as a kernel gets it
             own = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
-            args = tuple(_as_tensor(arg, own) if i in tensors else arg for i, arg in enumerate(args))
+            args = tuple(
+                torch.tensor(arg, dtype=torch.result_type(own, arg))
+                if i in tensors and isinstance(arg, int | float) and own is not None
+                else arg
+                for i, arg in enumerate(args)
+            )
         given = _tensors((args, kwargs))
         written = _tensors([args[i] if i < len(args) else kwargs.get(name) for i, name in written_to])
         on_host = {id(tensor): _on_host(tensor) for tensor in given if tensor.is_cuda}
@@ -184,13 +189,6 @@ def _handed_out(tensor: torch.Tensor) -> int:
 
 def _tensors(values: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-
-
-def _as_tensor(value: Any, other: torch.Tensor | None) -> Any:
-    """Return a number as a tensor with which an operator of it and `other` has a result of the same type."""
-    if not isinstance(value, int | float) or other is None:
-        return value
-    return torch.tensor(value, dtype=torch.result_type(other, value))
 
 
 def _if_finite(base: str, args: tuple[Any, ...]) -> bool | None:

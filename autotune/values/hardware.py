@@ -221,17 +221,14 @@ def keep_freed_blocks() -> None:
             libc.mallopt(parameter, value)
 
 
-def installed_versions() -> dict[str, str]:
-    found = {package: version for package in _PACKAGES if (version := _version(package)) is not None}
-    return {"python": platform.python_version(), **found}
-
-
 @functools.cache  # a look-up takes milliseconds
-def _version(package: str) -> str | None:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found = importlib.metadata.version(package)
-        return found if found and _VERSION.fullmatch(found) else None
-    return None
+def installed_versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            if (version := importlib.metadata.version(package)) and _VERSION.fullmatch(version):
+                found[package] = version
+    return found
 
 
 def _cpuinfo(key: str) -> str:

@@ -19,7 +19,7 @@ from autotune.storage.run_directory import RunDirectory
 
 COMMANDS = (
     "find", "resume", "estimate", "report", "explain", "models", "doctor", "spaces", "history", "export", "compare",
-    "dashboard", "script",
+    "script",
 )  # fmt: skip
 
 FIND_OPTIONS = {
@@ -108,14 +108,13 @@ ERRORS = [
         "expected tensorboard, wandb, mlflow (did you mean 'tensorboard'?)",
     ),
     ("find --model gpt2 --quiet --verbose", 2, "--quiet and --verbose contradict each other; drop"),
-    ("script torchrun train.py", 2, "torchrun: a script is run in processes of autotune's own"),
+    ("script -- torchrun --nnodes 2 train.py", 2, "torchrun: nnodes 2: autotune starts the processes itself"),
     ("script -- python missing.py", 2, "missing.py: no such script"),
     ("script --apply none.json -- python train.py", 2, "none.json: No such file or directory"),
     ("script --space nowhere.yaml --device cpu -- python train.py", 2, "nowhere.yaml"),
     ("resume .", 2, "holds no search"),
     ("report .", 2, "holds no search"),
     ("explain .", 2, "holds no search"),
-    ("dashboard run", 2, "has no study yet (no study.journal); `autotune resume run` makes it"),
     ("export 'a\x1b[2J\n\u202eb.json'", 2, r"a\x1b[2J"),
     ("models zzz", 2, "no model of the catalogue has 'zzz' in its name"),
     ("--json models", 2, "No such option: --json"),

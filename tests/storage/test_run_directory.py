@@ -167,7 +167,7 @@ def planned(tmp_path):
     return rewrite
 
 
-@pytest.mark.parametrize("command", ["resume", "report", "explain", "dashboard"])
+@pytest.mark.parametrize("command", ["resume", "report", "explain"])
 @pytest.mark.parametrize(("version", "said"), [(None, "schema 1, this one reads 2"), (3, "schema 3, this one reads 2")])
 def test_a_plan_of_another_version_is_refused_in_a_line(planned, command, version, said):
     done = CliRunner().invoke(app, [command, str(planned(version))])
