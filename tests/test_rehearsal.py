@@ -156,9 +156,14 @@ def test_a_gpu_that_the_stand_in_does_not_have(gpu, tmp_path):
 
 
 @pytest.mark.parametrize("devices", ["all", 65, "0", "two"])
-def test_a_number_of_devices_that_the_stand_in_does_not_have(devices):
+def test_a_number_of_devices_that_the_stand_in_does_not_have(devices, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
     with pytest.raises(InputError, match="devices"):
         rehearse(gpu="a100-80gb", devices=devices, script=["python", "train.py"])
+    launched = ["torchrun", "--nproc_per_node", {"all": "gpu"}.get(devices, str(devices)), "train.py"]
+    with pytest.raises(InputError, match="--devices: on the stand-in|torchrun: (0 processes|.*'two')"):
+        rehearse(gpu="a100-80gb", script=launched)
 
 
 @pytest.mark.skipif(IS_FOR_CUDA, reason="is of a torch without CUDA")

@@ -157,6 +157,8 @@ def without_launcher(command: Sequence[str]) -> tuple[list[str], int | Literal["
                 told, _, _ = _validate_launch_command(launch_command_parser().parse_args(words[2:]))
         number = str(told.nproc_per_node if words[0] == "torchrun" else told.num_processes or 1)
         processes: int | Literal["all"] = "all" if number in ("auto", "gpu") else int(number)
+        if processes != "all" and processes < 1:
+            raise ValueError(f"{number} processes")
     except (SystemExit, ValueError, OSError) as error:
         why = said.getvalue().strip().rpartition("error: ")[2] or one_line(error)
         raise InputError(f"{words[0]}: {why}") from None
