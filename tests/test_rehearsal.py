@@ -162,7 +162,7 @@ def test_a_number_of_devices_that_the_stand_in_does_not_have(devices, tmp_path, 
     with pytest.raises(InputError, match="devices"):
         rehearse(gpu="a100-80gb", devices=devices, script=["python", "train.py"])
     launched = ["torchrun", "--nproc_per_node", {"all": "gpu"}.get(devices, str(devices)), "train.py"]
-    with pytest.raises(InputError, match="--devices: on the stand-in|torchrun: (0 processes|.*'two')"):
+    with pytest.raises(InputError, match=r"--devices: on the stand-in|torchrun: (0 processes|.*'two')"):
         rehearse(gpu="a100-80gb", script=launched)
 
 
