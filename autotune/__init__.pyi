@@ -65,6 +65,7 @@ def find(
     text_field: str | None = None,
     reward: str | None = None,
     baseline: str | Path | None = None,
+    against: str | Path | None = None,
     allow: str = "optimizer",
     effort: str = "standard",
     fix: str | Sequence[str] | Mapping[str, Any] = (),
@@ -125,6 +126,7 @@ def find(
         text_field: Column of --data that holds the text.
         reward: Reward function, as MODULE:FUNCTION [built in].
         baseline: JSON of your TrainingArguments to compare with.
+        against: Earlier best-config.json: its winner is measured again and compared.
         allow: What may change: exact, numerics, optimizer, method.
         effort: How long to search: quick, standard, thorough.
         fix: KNOB=VALUE in every configuration and the baseline.

@@ -14,14 +14,22 @@ from autotune.execution.ray_pool import RayPool
 from autotune.integrations.trackers import check as check_trackers
 from autotune.output.progress import observing
 from autotune.planning.options import SearchOptions, options_of, takes_options
-from autotune.planning.plan import SearchPlan, changed_files, differences, limits_of, reopened, with_files
+from autotune.planning.plan import (
+    SearchPlan,
+    changed_files,
+    differences,
+    limits_of,
+    reopened,
+    with_earlier,
+    with_files,
+)
 from autotune.planning.planner import Subject, start_of
 from autotune.planning.user_code import Knobs, UserLoop, UserTrainer
 from autotune.search.cost_model import cost_model
 from autotune.search.run import Backend, Preview, backend_of, check_fleet, conduct, wanted_file, with_network
 from autotune.search.run import preview as previewed
 from autotune.storage import trust
-from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan, restore
+from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan, read_result, restore
 from autotune.training.trainer_pickle import model_on_cpu
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.units import show_memory
@@ -149,6 +157,7 @@ def planned(
 ) -> SearchPlan:
     """Have a child process look at the model or the code, tell the notes on it, and return the plan."""
     asker, options = backend.asker, subject.options
+    earlier = None if options.against is None else read_result(options.against)
     asker.launch()  # the child imports libraries while this process reads the model's config
     start = start_of(options, backend.allotment)
     asker.ends_at = stopwatch.started_at + start.budget.max_time_s
@@ -177,6 +186,8 @@ def planned(
     if isinstance(backend.pool, RayPool) and plan.hardware.nodes > 1:
         stopwatch.enter("measuring the network")
         plan = with_network(plan, backend.pool)
+    if earlier is not None:
+        plan = with_earlier(plan, earlier)
     stopwatch.enter("planning")
     tell(plan.notes)
     return plan

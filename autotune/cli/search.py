@@ -211,7 +211,7 @@ def _watched(
         typer.Exit: The search was interrupted; its answer so far has been printed.
     """
     from autotune.search.tuner import SearchInterrupted
-    from autotune.storage.run_directory import ANSWER_FILE, read_plan
+    from autotune.storage.run_directory import ANSWER_FILE, read_plan, read_result
     from autotune.tuning_result import with_methods
     from autotune.values.time_spent import command_began
 
@@ -229,10 +229,21 @@ def _watched(
     if shown["as_json"]:
         console.print_json(result.model_dump(mode="json"))
     else:
+        from rich.text import Text
+
+        from autotune.output.compare import compare, comparison_table
         from autotune.output.table import result_table
 
-        path = output or read_plan(directory).output or directory / ANSWER_FILE
+        plan = read_plan(directory)
+        path = output or plan.output or directory / ANSWER_FILE
         console.stdout().print(result_table(result, str(path), str(directory)), highlight=False, crop=False)
+        if plan.options is not None and plan.options.against is not None:
+            earlier = read_result(plan.options.against)
+            try:
+                compared = comparison_table(earlier, compare(earlier, result))
+            except InputError as error:  # its winner failed
+                compared = Text(str(error))
+            console.stdout().print(Text(), compared, highlight=False)
     if interrupted is not None:
         console.print_text(f"autotune: {interrupted}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -41,11 +41,8 @@ class Comparison(Value):
 
 def compare(first: ResultData, second: ResultData) -> Comparison:
     """Return the comparison; InputError: they train something else, or have measured no configuration in common."""
-    for what in ("model", "task", "sequence_length", "target_length", "global_batch_size", "lengths", "recipe"):
-        one, other = (getattr(result.workload, what) for result in (first, second))
-        if one != other:
-            shown = [getattr(value, "name", getattr(value, "mean", value)) for value in (one, other)]
-            raise InputError(f"the answers train something else: {what.replace('_', ' ')} {shown[0]} and {shown[1]}")
+    if (differing := first.workload.differing(second.workload)) is not None:
+        raise InputError(f"the answers train something else: {differing}")
     theirs = {contender.config: contender for contender in _measured(second)}
     pairs = [(one, theirs[one.config]) for one in _measured(first) if one.config in theirs]
     wanted = [(one, other) for one, other in pairs if one.config in (first.best.config, first.baseline.config)]

@@ -138,6 +138,7 @@ class SearchOptions(WorkloadOptions):
     text_field: str | None = option(MODEL, "Column of --data that holds the text.")
     reward: str | None = option(MODEL, "Reward function, as MODULE:FUNCTION [built in].")
     baseline: Name | None = option(CHANGES, "JSON of your TrainingArguments to compare with.")
+    against: Name | None = option(CHANGES, "Earlier best-config.json: its winner is measured again and compared.")
     allow: Allowance = option(CHANGES, "What may change: exact, numerics, optimizer, method.", Allowance.OPTIMIZER)
     effort: Effort = option(LIMITS, "How long to search: quick, standard, thorough.", Effort.STANDARD)
     fix: Fixed = option(CHANGES, "KNOB=VALUE in every configuration and the baseline.", ())

@@ -21,6 +21,7 @@ from autotune.values import hardware as machine
 from autotune.values.budget import DEFAULT_LOSS_STEPS, LEAST_LOSS_STEPS, Budget, CheckTask, Effort, LossTask
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.problem import Fleet, Objective, Problem
+from autotune.values.result import ResultData
 from autotune.values.time_spent import wall_s
 from autotune.values.trial import Limits, Measurement, Prediction, Purpose, TrialRequest, TrialResult, TrialStatus
 
@@ -40,6 +41,7 @@ class SearchPlan(Problem):
     budget: Budget
     space: SpaceFile
     objective: Objective = Objective()
+    against: TrainConfig | None = Field(default=None, description="of an earlier answer: it is tried and in the finals")
     soak: bool = Field(default=False, description="the winner must evaluate and save a checkpoint within the budget")
     loss_steps: NonNegativeInt = Field(default=0, description="optimizer steps over which losses are compared; 0: none")
     loss_insisted: bool = Field(default=False, description="the user asked: losses are compared however long it takes")
@@ -82,6 +84,14 @@ class SearchPlan(Problem):
         for own in ("search_space", "affordable"):
             copied.__dict__.pop(own, None)
         return copied
+
+
+def with_earlier(plan: SearchPlan, earlier: ResultData) -> SearchPlan:
+    """Return the plan of a search that also tries the winner of an earlier answer; InputError: it can't."""
+    reason = earlier.workload.differing(plan.workload) or plan.search_space.refusal(earlier.best.config)
+    if reason is not None:
+        raise InputError(f"--against: its winner can't be tried: {reason}")
+    return plan.model_copy(update={"against": earlier.best.config})
 
 
 def too_large(plan: SearchPlan, config: TrainConfig) -> str | None:

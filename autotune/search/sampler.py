@@ -249,7 +249,7 @@ class CostModelSampler(BaseSampler):
             if (cause := common_cause(self._history)) is not None:
                 self.conclusion = f"no trial completes, and {SAME_FAILURES} failed alike: {cause}"
                 return None
-            first = [self._earlier.winner]
+            first = [self._plan.against, self._earlier.winner]
             if self._candidates is not None and self._history.best() is None and too_large(self._plan, baseline):
                 first.insert(0, self._candidates.lightest)
             config = next((c for c in first if c is not None and self._is_open(c, pending)), None)
@@ -319,7 +319,7 @@ class CostModelSampler(BaseSampler):
         """Whether `config` is neither tried, running nor refused; a refusal is added to `state.refused`."""
         if self._history.known(config) is not None or config in pending:
             return False
-        if config in (self._plan.baseline, self._earlier.winner):
+        if config in (self._plan.baseline, self._plan.against, self._earlier.winner):
             return True
         reason = self.space.refusal(config) or too_large(self._plan, config) or self._history.refusal(config)
         reason = reason or self._earlier.refusal(config, self._history.best())

@@ -7,7 +7,7 @@ folder `data` of the run directory, from which every trial of the search and of 
 import shlex
 from operator import not_
 from pathlib import PurePath
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, PositiveInt
 
@@ -237,6 +237,15 @@ class Workload(Value):
     def is_users_own(self) -> bool:
         """Whether the user's own code or loop trains, whose steps may differ from those of the Trainer."""
         return self.own_code is not None or self.own_step is not None
+
+    def differing(self, other: Self) -> str | None:
+        """Return the first field that makes it another training than `other`, with both values, or None."""
+        for name in ("model", "task", "sequence_length", "target_length", "global_batch_size", "lengths", "recipe"):
+            values = [getattr(workload, name) for workload in (self, other)]
+            if values[0] != values[1]:
+                shown = [getattr(value, "name", getattr(value, "mean", value)) for value in values]
+                return f"{name.replace('_', ' ')} {shown[0]} and {shown[1]}"
+        return None
 
     def accumulation_steps(self, config: TrainConfig) -> int:
         """Return micro-batches per optimizer step on one device.

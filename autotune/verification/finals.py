@@ -62,6 +62,8 @@ class Finals:
         sizes = sorted(self.plan.world_sizes) if len(self.plan.world_sizes) > 1 else ()
         of_each = (next((c for c in measured if c.parallelism.world_size == size), None) for size in sizes)
         finalists = list(dict.fromkeys([*finalists, *(c for c in of_each if c not in (None, self.plan.baseline))]))
+        if self.plan.against in measured and self.plan.against != self.plan.baseline:
+            finalists = list(dict.fromkeys([*finalists, self.plan.against]))
         if self.finalists > 1 and (flags_alone := self.flags_alone(finalists)) in measured:
             finalists = list(dict.fromkeys([*finalists, flags_alone]))
         return ([self.plan.baseline] if self.plan.baseline in measured else []) + finalists

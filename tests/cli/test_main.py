@@ -28,7 +28,7 @@ FIND_OPTIONS = {
         "--data", "--text-field", "--train-steps", "--train-tokens", "--seed", "--images", "--image-size",
         "--freeze-vision", "--recipe", "--prompt-len", "--completion-len", "--generations", "--reward",
     },
-    "What may change": {"--baseline", "--allow", "--fix", "--only", "--space"},
+    "What may change": {"--against", "--baseline", "--allow", "--fix", "--only", "--space"},
     "Limits": {"--memory", "--effort", "--max-trials", "--max-time", "--check-loss"},
     "Where it runs": {"--device", "--devices", "--nodes", "--workers", "--engine", "--address", "--kind"},
     "Output": {

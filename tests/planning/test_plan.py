@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from exporting import answer_of
 from factories import (
     VERSIONS,
     make_budget,
@@ -16,12 +17,23 @@ from factories import (
     make_workload,
 )
 
-from autotune.errors import MachineError
+from autotune.errors import InputError, MachineError
 from autotune.planning import plan as plans
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import changed_files, cut_short, differences, is_over, limits_of, reopened, with_files
+from autotune.planning.plan import (
+    changed_files,
+    cut_short,
+    differences,
+    is_over,
+    limits_of,
+    reopened,
+    with_earlier,
+    with_files,
+)
 from autotune.values.budget import Budget, Effort
+from autotune.values.config import Allowance
 from autotune.values.problem import Fleet
+from autotune.values.techniques import LoraAdapter
 from autotune.values.trial import Purpose, TrialStatus
 
 RESULTS = [
@@ -91,6 +103,16 @@ def test_what_ended_at_a_shorter_limit_is_tried_again_where_nothing_completed():
     assert cut_short(plan, [timed_out(timeout_s=300.0)]) == []
     assert cut_short(plan, [timed_out(number=7)]) == []  # it has run within the new limits
     assert cut_short(make(), [first]) == []
+
+
+def test_an_earlier_winner_is_tried_if_it_trains_the_same_and_may_be_tried():
+    wins = make_config(4)
+    assert with_earlier(make_plan(), answer_of(wins)).against == wins
+    longer = answer_of(wins, workload=make_workload(sequence_length=8192))
+    with pytest.raises(InputError, match=r"--against: its winner can't be tried: sequence length 8192 and \d+$"):
+        with_earlier(make_plan(), longer)
+    with pytest.raises(InputError, match="--against: its winner can't be tried: changes the method"):
+        with_earlier(make_plan(allowance=Allowance.OPTIMIZER), answer_of(make_config(4, adapter=LoraAdapter())))
 
 
 def test_another_machine_is_refused_and_other_versions_are_told(monkeypatch):

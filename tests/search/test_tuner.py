@@ -90,6 +90,16 @@ def test_each_number_of_devices_is_tried_and_measured_again_and_the_answer_compa
     assert most in device_lines(result)[0]
 
 
+def test_the_winner_of_an_earlier_answer_is_tried_after_the_baseline_and_measured_again_however_slow(search):
+    earlier = make_config(2, optim="adafactor")
+    run = search(rate, against=earlier, budget=make_budget(max_trials=6, finalists=1))
+    result = run.run()
+    assert [r.config for r in run.finished[:2]] == [run.plan.baseline, earlier]
+    assert earlier in [r.config for r in run.finished if r.purpose is Purpose.FINAL]
+    assert next(c for c in result.runners_up if c.config == earlier).confirmed
+    assert result.best.config not in (earlier, run.plan.baseline)
+
+
 def test_a_baseline_whose_states_alone_exceed_the_budget_is_not_run(search):
     # 2,000 million parameters: AdamW takes 29.8 GiB for them, Adafactor 14.9 GiB.
     run = search(lambda request: 10.0, facts=make_facts(parameters=2 * 10**9), memory_bytes=20 * GIB)
