@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import has_length
 from transformers.utils import is_torch_tf32_available
 
-from autotune.errors import AutotuneError, InputError, one_line
+from autotune.errors import AutotuneError, InputError, MachineError, one_line
 from autotune.execution import environment, user_code
 from autotune.execution.gradients import reported_split, split_of_loop, split_of_trainer
 from autotune.execution.runner import DESCRIBE_LIMIT_S
@@ -88,7 +88,9 @@ def _described_code(code: OwnCode, directory: Path, data: Path) -> Description:
             what += f"; it runs in the environment of autotune, {sys.prefix}: install it there, or autotune where it is"
         if isinstance(error, EOFError):
             what += "; it runs with an empty standard input, so that it can't ask: give the answer as an option"
-        raise InputError(f"{code.shown} failed before it trained: {what} {output}") from error
+        if "Unknown cusolver error number" in what:  # of the stand-in for a GPU alone
+            raise MachineError(f"{code.file}: its memory can't be told without a GPU: {what} {output}") from error
+        raise InputError(f"{code.file} failed before it trained: {what} {output}") from error
 
 
 class Training:

@@ -151,7 +151,7 @@ def run_until_training(code: OwnCode, data: Path, on_train: Callable[[Any, Calla
         raise failed[0]
     if not found:
         raise CodeError(
-            f"{code.shown}: {ended} without having called Trainer.train, which is what is tuned; "
+            f"{code.file}: {ended} without having called Trainer.train, which is what is tuned; "
             "for a loop of your own there is autotune.find(step=...)"
         )
     return found[0]

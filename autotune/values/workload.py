@@ -106,6 +106,11 @@ class OwnCode(Traits):
         return PurePath(self.command[0]).stem if self.command else self.shown.rpartition(" ")[2]
 
     @property
+    def file(self) -> str:
+        """The name of the script's file or module; of pickled code, as the user named it."""
+        return PurePath(self.command[0]).name if self.command else self.shown
+
+    @property
     def command_line(self) -> str:
         """The command that runs the code; empty for pickled code."""
         return shlex.join(["python", *(["-m"] if self.is_module else []), *self.command]) if self.command else ""

@@ -12,7 +12,7 @@ from profiles import make_family
 from torch import nn
 from transformers import Trainer
 
-from autotune.errors import InputError
+from autotune.errors import InputError, MachineError
 from autotune.estimates.forecast import TRACING, TraceRequest, Traces
 from autotune.execution.job import ENDS_VARIABLE
 from autotune.execution.trial import Trial, watch_losses
@@ -306,6 +306,12 @@ def test_a_script_that_does_not_get_to_train_is_refused_with_what_it_did(bench, 
     with pytest.raises(InputError, match=message) as raised:
         described(bench, script(tmp_path, text))
     assert "log.txt" in str(raised.value)
+
+
+def test_linear_algebra_that_the_stand_in_has_not_is_no_fault_of_the_script(bench, tmp_path):
+    text = "raise RuntimeError('cusolver error: Unknown cusolver error number, when calling `cusolverDnXgeqrf(...)`')"
+    with pytest.raises(MachineError, match=r"train.py: its memory can't be told without a GPU: .*cusolverDnXgeqrf"):
+        described(bench, script(tmp_path, text))
 
 
 @pytest.mark.slow
