@@ -52,7 +52,10 @@ def view(dataset: Any, order: NDArray[np.int64]) -> Any:
 
 
 def lengths_of(dataset: Any, column: str = "input_ids") -> NDArray[np.int64] | None:
-    """Return the tokens of each sample; None: samples have none, or reading them takes too long."""
+    """Return the tokens of each sample's longest row, of which answers to choose from are several.
+
+    None: samples have none, or reading them takes too long.
+    """
     import datasets
     import pyarrow.compute as pc
 
@@ -60,17 +63,23 @@ def lengths_of(dataset: Any, column: str = "input_ids") -> NDArray[np.int64] | N
         if len(dataset) == 0 or not isinstance(dataset.features.get(column), datasets.List):
             return None
         cells = dataset.select_columns([column]).with_format("arrow")[:][column]
-        return np.asarray(pc.list_value_length(cells), dtype=np.int64)
-    deadline, lengths = time.monotonic() + 10.0, []
+        lengths = np.asarray(pc.list_value_length(cells), dtype=np.int64)
+        if isinstance(dataset.features[column].feature, datasets.List) and lengths.all():
+            rows = np.asarray(pc.list_value_length(pc.list_flatten(cells)), dtype=np.int64)
+            return np.maximum.reduceat(rows, np.cumsum(lengths) - lengths)
+        return lengths
+    deadline, found = time.monotonic() + 10.0, []
     for index in range(len(dataset)):
         sample = dataset[index]
         if time.monotonic() > deadline:
             return None
         try:
-            lengths.append(len(sample[column]))
+            value = sample[column]
+            has_rows = len(value) and (isinstance(value[0], list) or getattr(value, "ndim", 1) > 1)
+            found.append(max(map(len, value if has_rows else [value])))
         except (TypeError, KeyError, IndexError):
             return None
-    return np.array(lengths, dtype=np.int64) if lengths else None
+    return np.array(found, dtype=np.int64) if found else None
 
 
 def longest_of(dataset: Any, samples: int) -> NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset
 from factories import make_config, make_request, make_workload
 
@@ -13,6 +14,8 @@ from autotune.values.workload import LENGTHS_FILE, OwnCode
 LENGTHS = [3, 9, 1, 7, 5, 2, 8, 4]
 ROWS = [{"input_ids": list(range(n)), "number": i} for i, n in enumerate(LENGTHS)]
 CODE = OwnCode(kind="script", shown="train.py", command=("train.py",), directory="/", reorders=True, pads=True)
+
+CHOICES = [{"input_ids": rows} for rows in ([[1, 2, 3], [1, 2, 3]], [[1], [1, 2, 3, 4, 5]], [[1, 2, 3, 4], []])]
 
 
 class Plain:
@@ -33,12 +36,28 @@ class Plain:
         (Dataset.from_list(ROWS), LENGTHS, [1, 6, 3]),
         (Plain(), LENGTHS, [1, 6, 3]),
         (Dataset.from_list(ROWS).select([2, 0]), [1, 3], [1, 0, 1]),
+        # answers to choose from, padded to the longest
+        (Dataset.from_list(CHOICES), [3, 5, 4], [1, 2, 0]),
+        (Dataset.from_list(CHOICES).select([2, 0]), [4, 3], [0, 1, 0]),
+        (CHOICES, [3, 5, 4], [1, 2, 0]),
+        ([{"input_ids": torch.zeros(4, 7)}, {"input_ids": torch.zeros(0)}], [7, 0], [0, 1, 0]),
         # samples without tokens
         (Dataset.from_dict({"pixels": [1, 2]}), None, [0, 1, 0]),
         ([{"x": 1}], None, [0, 0, 0]),
         ([3, 4], None, [0, 1, 0]),
     ],
-    ids=["library", "plain", "selected", "pixels", "others", "numbers"],
+    ids=[
+        "library",
+        "plain",
+        "selected",
+        "choices",
+        "selected choices",
+        "plain choices",
+        "tensors",
+        "pixels",
+        "others",
+        "numbers",
+    ],
 )
 def test_lengths_are_those_of_the_samples_of_which_the_longest_come_first(dataset, lengths, longest):
     found = lengths_of(dataset)
