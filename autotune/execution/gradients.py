@@ -35,7 +35,7 @@ from autotune.errors import InputError
 from autotune.execution.environment import gathered, own_rank
 from autotune.execution.outcome import is_out_of_memory
 from autotune.execution.user_code import loss_and_samples, step_of
-from autotune.execution.user_data import first_batch, rows_of, view
+from autotune.execution.user_data import cut, first_batch, rows_of, view
 from autotune.training.facts import is_rate
 from autotune.training.loss import leaves_out_first_label, normalize_loss
 from autotune.values.config import TrainConfig
@@ -195,9 +195,7 @@ def _batches(trainer: Any, lengths: Any, *, reorders: bool) -> tuple[Any, list[A
     slices = [slice(start, start + _SPLIT_SAMPLES) for start in range(0, _SAMPLES, _SPLIT_SAMPLES)]
     rows = None
     if rows_of(whole, _SAMPLES) == _SAMPLES:
-        rows = [
-            {n: v[part] if isinstance(v, torch.Tensor) and v.ndim else v for n, v in whole.items()} for part in slices
-        ]
+        rows = [cut(whole, part) for part in slices]
     if order is None:
         return whole, rows
     parts = [first_batch(trainer, view(samples, order[part]), _SPLIT_SAMPLES) for part in slices]

@@ -7,7 +7,7 @@ from a stream, it keeps its order.
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -130,12 +130,20 @@ def ordered(
 
 
 def first_batch(trainer: Any, samples: Any, size: int) -> Any:
-    """Return the first batch of some samples as the Trainer makes it, without workers."""
+    """Return the first batch of some samples as the Trainer makes it, without workers.
+
+    Of rows it has `size`, where a data loader of the user's own makes as many as it trains on.
+    """
     loading = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
     alone: dict[str, Any] = {f"dataloader_{name}": value for name, value in loading.items()}
     few = patch.multiple(trainer, train_dataset=samples, _train_batch_size=size)
     with few, patch.multiple(trainer.args, train_sampling_strategy="sequential", **alone):
-        return next(iter(trainer.get_train_dataloader()))
+        batch = next(iter(trainer.get_train_dataloader()))
+    return cut(batch, slice(size)) if size < (rows_of(batch, size) or 0) == trainer.args.train_batch_size else batch
+
+
+def cut(batch: Mapping[str, Any], part: slice) -> dict[str, Any]:
+    return {name: v[part] if isinstance(v, torch.Tensor) and v.ndim else v for name, v in batch.items()}
 
 
 def has_rows(trainer: Any, lengths: NDArray[np.int64] | None) -> bool:

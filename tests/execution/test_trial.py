@@ -308,6 +308,25 @@ def test_a_script_that_does_not_get_to_train_is_refused_with_what_it_did(bench, 
     assert "log.txt" in str(raised.value)
 
 
+def test_samples_that_are_compared_with_each_other_are_split_though_the_loader_makes_batches_of_its_own_size(
+    bench, tmp_path
+):
+    """As sentence-transformers trains: batches are of `args.train_batch_size`, whatever is asked of the Trainer."""
+    own = (
+        "class NetTrainer(Trainer):\n"
+        "    def get_train_dataloader(self):\n"
+        "        size = self.args.train_batch_size\n"
+        "        return self.accelerator.prepare(torch.utils.data.DataLoader(self.train_dataset, batch_size=size))\n\n"
+    )
+    text = SCRIPT.replace("class NetTrainer(Trainer):\n", own)
+    alike = "cross_entropy(logits @ logits.T, torch.arange(len(logits), device=logits.device))"
+    text = text.replace('cross_entropy(logits, inputs["labels"])', alike)
+    description, workload = described(bench, script(tmp_path, text, *QUIET))
+    assert description.own.reorders is False
+    assert "in 1 micro-batch of 4 and" in description.facts.split_changes
+    assert traces(bench, workload, None)[1].profiles
+
+
 def test_linear_algebra_that_the_stand_in_has_not_is_no_fault_of_the_script(bench, tmp_path):
     text = "raise RuntimeError('cusolver error: Unknown cusolver error number, when calling `cusolverDnXgeqrf(...)`')"
     with pytest.raises(MachineError, match=r"train.py: its memory can't be told without a GPU: .*cusolverDnXgeqrf"):
