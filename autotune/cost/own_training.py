@@ -71,7 +71,7 @@ class OwnTraining:
             return tree_map_only(torch.Tensor, torch.clone, output) if family.clones_outputs else output
 
         with mock.patch.object(model, "forward", wrapped), _checkpointed_again(semantics):
-            loss: torch.Tensor = self._trainer.compute_loss(model, batch, num_items_in_batch=labels)
+            loss: torch.Tensor = self._trainer.compute_loss(model, copy.copy(batch), num_items_in_batch=labels)
         return loss
 
 

@@ -143,7 +143,10 @@ def first_batch(trainer: Any, samples: Any, size: int) -> Any:
 
 
 def cut(batch: Mapping[str, Any], part: slice) -> dict[str, Any]:
-    return {name: v[part] if isinstance(v, torch.Tensor) and v.ndim else v for name, v in batch.items()}
+    """Return some rows of a batch, of tensors and of lists, which hold texts."""
+    return {
+        n: v[part] if (isinstance(v, torch.Tensor) and v.ndim) or isinstance(v, list) else v for n, v in batch.items()
+    }
 
 
 def has_rows(trainer: Any, lengths: NDArray[np.int64] | None) -> bool:

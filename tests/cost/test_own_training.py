@@ -33,7 +33,7 @@ class Net(nn.Module):
 
 class NetTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        loss = nn.functional.cross_entropy(model(inputs["x"])["logits"], inputs["labels"])
+        loss = nn.functional.cross_entropy(model(inputs["x"])["logits"], inputs.pop("labels"))
         self.seen = float(loss)
         return loss
 

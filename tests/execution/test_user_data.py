@@ -6,7 +6,7 @@ import torch
 from datasets import Dataset
 from factories import make_config, make_request, make_workload
 
-from autotune.execution.user_data import View, lengths_of, longest_of, ordered, view
+from autotune.execution.user_data import View, cut, lengths_of, longest_of, ordered, view
 from autotune.training.texts import write_lengths
 from autotune.values.budget import LossTask
 from autotune.values.workload import LENGTHS_FILE, OwnCode
@@ -63,6 +63,13 @@ def test_lengths_are_those_of_the_samples_of_which_the_longest_come_first(datase
     found = lengths_of(dataset)
     assert (None if found is None else found.tolist()) == lengths
     assert longest_of(dataset, 3).tolist() == longest
+
+
+def test_rows_of_a_batch_are_cut_from_its_tensors_and_texts():
+    batch = {"ids": torch.arange(12).view(4, 3), "texts": ["a", "b", "c", "d"], "scale": torch.ones(()), "kind": "text"}
+    found = cut(batch, slice(1, 3))
+    assert found["ids"].tolist() == [[3, 4, 5], [6, 7, 8]]
+    assert (found["texts"], found["scale"].ndim, found["kind"]) == (["b", "c"], 0, "text")
 
 
 def test_a_view_is_the_samples_in_an_order_and_all_else_of_the_data_set():
