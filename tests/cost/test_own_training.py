@@ -84,6 +84,13 @@ def test_module_and_loss_are_traced_as_they_are(traced):
     assert found.needed(8, 8) == 8 * (2 * products + 2 * WIDTH * 4 * ROWS)
 
 
+def test_a_batch_whose_labels_the_loss_takes_out_serves_every_family(tmp_path):
+    own = OwnTraining(NetTrainer(Net(), quiet_arguments(tmp_path), train_dataset=[1]), batch_of)
+    for autocast in (None, "bfloat16"):
+        family = make_family(attn_implementation=None, autocast=autocast)
+        assert profiler.profile(SPEC, family, Shape(task=Task.OWN, length=1), own=own).storages.rows.size
+
+
 def test_what_the_trainer_holds_beside_the_model_takes_memory(traced):
     def teach(trainer):
         trainer.teacher = Net()
