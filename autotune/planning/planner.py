@@ -206,10 +206,10 @@ def plan_from(
         states = least_states(plan, plan.baseline)
         size = f"{parameters / 1e6:,.1f}M" if parameters >= 10**6 else f"{parameters:,}"
         excess = f": more than the budget of {show_memory(plan.memory_bytes)}" * (states > plan.memory_bytes)
-        notes.append(
-            f"{workload.model.name}: {size} parameters; the baseline needs {show_memory(states)} for weights, "
-            f"gradients and optimizer states alone, activations not counted{excess}"
-        )
+        needs = f"the baseline needs {show_memory(states)} for weights, gradients and optimizer states alone"
+        if workload.own_code is not None and "optim" in workload.own_code.held:  # whose states are unknown
+            needs = f"weights alone take {show_memory(states)}"
+        notes.append(f"{workload.model.name}: {size} parameters; {needs}, activations not counted{excess}")
     most = plan.budget.max_trials
     time_from = "--effort" if options.max_time_s is None else "--max-time"
     trials_from = "--effort" if options.max_trials is None else "--max-trials"

@@ -167,6 +167,13 @@ def test_the_codes_own_arguments_are_the_baseline_at_which_what_it_decides_is_he
     assert made.record is False
 
 
+@pytest.mark.parametrize(
+    ("held", "said"), [({}, "the baseline needs"), ({"optim": "it has one"}, "; weights alone take")]
+)
+def test_of_an_optimizer_of_the_codes_own_no_memory_is_told(held, said):
+    assert sum(said in note for note in plan_of_script(held=held).notes) == 1
+
+
 def test_weights_in_bf16_stay_so():
     held = {"precision": "the weights are bfloat16, as your code makes them"}
     made = plan_of_script(weights="bfloat16", held=held)
