@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autotune.errors import InputError
-from autotune.output.table import about, show_config, show_ratio
+from autotune.output.table import COULD_NOT_TELL, about, show_config, show_ratio
 from autotune.output.terminal import table_of
 from autotune.units import show_memory, show_rate
 from autotune.value import Value
@@ -108,7 +108,9 @@ def comparison_table(first: ResultData, found: Comparison) -> RenderableType:
 
 def _verdict(one: Compared) -> str:
     rates = " for ".join(show_rate(rate) for rate in reversed(one.samples_per_second))
-    word = "the same speed, as far as can be told"
+    word, ratio = "the same speed, as far as can be told", show_ratio(one.ratio, one.interval)
     if one.interval.high < 1.0 or one.interval.low > 1.0:
         word = f"the second is {'slower' if one.ratio < 1.0 else 'faster'}"
-    return f"{word}: {show_ratio(one.ratio, one.interval)} x, {rates} samples/s"
+    if ratio == COULD_NOT_TELL:
+        return f"couldn't tell which is faster: {rates} samples/s"
+    return f"{word}: {ratio} x, {rates} samples/s"

@@ -7,8 +7,9 @@ from answers import BASE, BF16, BIG, answer, drawn
 from factories import make_hardware, make_workload
 
 from autotune.errors import InputError
-from autotune.output.compare import compare, comparison_table
+from autotune.output.compare import Comparison, compare, comparison_table
 from autotune.values.result import ResultData, StepTime
+from autotune.values.trial import Interval
 from autotune.values.workload import LengthProfile
 
 SEARCHED, FINALS = [(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)]
@@ -50,6 +51,13 @@ def test_alike_ones_are_not_told_apart_and_parts_are_told_where_they_are_known()
     found = compare(FIRST, slower(1.001, parts=False))
     assert found.compared[0].more_s == {}
     assert "the same speed, as far as can be told" in drawn(comparison_table(FIRST, found))
+
+
+def test_where_an_interval_is_wide_it_is_said_that_nothing_can_be_told():
+    pair, *_ = compare(FIRST, slower(1.25)).compared
+    wide = pair.model_copy(update={"interval": Interval(low=0.4, high=1.6)})
+    lines = drawn(comparison_table(FIRST, Comparison(compared=(wide,), changed={})))
+    assert "couldn't tell which is faster: 12 for 15 samples/s: " in lines
 
 
 def test_answers_that_do_not_compare_are_refused():
