@@ -211,7 +211,7 @@ def _watched(
         typer.Exit: The search was interrupted; its answer so far has been printed.
     """
     from autotune.search.tuner import SearchInterrupted
-    from autotune.storage.run_directory import ANSWER_FILE, read_plan, read_result
+    from autotune.storage.run_directory import ANSWER_FILE, read_plan
     from autotune.tuning_result import with_methods
     from autotune.values.time_spent import command_began
 
@@ -237,10 +237,9 @@ def _watched(
         plan = read_plan(directory)
         path = output or plan.output or directory / ANSWER_FILE
         console.stdout().print(result_table(result, str(path), str(directory)), highlight=False, crop=False)
-        if plan.options is not None and plan.options.against is not None:
-            earlier = read_result(plan.options.against)
+        if plan.earlier is not None:
             try:
-                compared = comparison_table(earlier, compare(earlier, result))
+                compared = comparison_table(plan.earlier, compare(plan.earlier, result))
             except InputError as error:  # its winner failed
                 compared = Text(str(error))
             console.stdout().print(Text(), compared, highlight=False)

@@ -143,10 +143,10 @@ def first_batch(trainer: Any, samples: Any, size: int) -> Any:
 
 
 def cut(batch: Mapping[str, Any], part: slice) -> dict[str, Any]:
-    """Return some rows of a batch, of tensors and of lists, which hold texts."""
-    return {
-        n: v[part] if (isinstance(v, torch.Tensor) and v.ndim) or isinstance(v, list) else v for n, v in batch.items()
-    }
+    """Return some rows of a batch, of tensors and of lists as long as these, which hold texts."""
+    rows = {len(v) for v in batch.values() if isinstance(v, torch.Tensor) and v.ndim}
+    of_rows = {n for n, v in batch.items() if (isinstance(v, list) and len(v) in rows) or getattr(v, "ndim", False)}
+    return {name: value[part] if name in of_rows else value for name, value in batch.items()}
 
 
 def has_rows(trainer: Any, lengths: NDArray[np.int64] | None) -> bool:

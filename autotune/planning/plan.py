@@ -41,7 +41,7 @@ class SearchPlan(Problem):
     budget: Budget
     space: SpaceFile
     objective: Objective = Objective()
-    against: TrainConfig | None = Field(default=None, description="of an earlier answer: it is tried and in the finals")
+    earlier: ResultData | None = Field(default=None, description="answer whose winner is tried, and in the finals")
     soak: bool = Field(default=False, description="the winner must evaluate and save a checkpoint within the budget")
     loss_steps: NonNegativeInt = Field(default=0, description="optimizer steps over which losses are compared; 0: none")
     loss_insisted: bool = Field(default=False, description="the user asked: losses are compared however long it takes")
@@ -61,6 +61,10 @@ class SearchPlan(Problem):
         space = self.search_space
         every = (config.model_copy(update=loading) for config in space.legal for loading in space.loadings)
         return list(dict.fromkeys((self.baseline, *every)))
+
+    @property
+    def against(self) -> TrainConfig | None:
+        return None if self.earlier is None else self.earlier.best.config
 
     @property
     def world_sizes(self) -> frozenset[int]:
@@ -91,7 +95,7 @@ def with_earlier(plan: SearchPlan, earlier: ResultData) -> SearchPlan:
     reason = earlier.workload.differing(plan.workload) or plan.search_space.refusal(earlier.best.config)
     if reason is not None:
         raise InputError(f"--against: its winner can't be tried: {reason}")
-    return plan.model_copy(update={"against": earlier.best.config})
+    return plan.model_copy(update={"earlier": earlier})
 
 
 def too_large(plan: SearchPlan, config: TrainConfig) -> str | None:

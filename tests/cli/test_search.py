@@ -10,7 +10,6 @@ from exporting import answer_of
 from factories import make_config, make_plan
 from own_trainings import LLAMA_SCRIPT, write
 
-from autotune.planning.options import SearchOptions
 from autotune.search.run import Preview, preview
 from autotune.search.tuner import SearchInterrupted
 from autotune.storage.run_directory import RunDirectory
@@ -83,10 +82,9 @@ def resume(command, tmp_path, monkeypatch):
     directory = RunDirectory.create(tmp_path / "run")
     plan = make_plan(output=str(tmp_path / "wanted.json"))
 
-    def run(*options: str, interrupted: bool = False, against: str | None = None):
+    def run(*options: str, interrupted: bool = False, against=None):
         asked = {}
-        given = None if against is None else SearchOptions(model="gpt2", against=against)
-        directory.write_plan(plan.model_copy(update={"options": given}))
+        directory.write_plan(plan.model_copy(update={"earlier": against}))
 
         def answer(run_dir, **given):
             asked.update(given)
@@ -112,15 +110,13 @@ def test_limits_are_passed_on_and_stay_without_any(resume):
     assert {asked[name] for name in ("max_time", "max_trials", "effort", "output")} == {None}
 
 
-def test_a_search_against_an_earlier_answer_prints_how_its_winner_does_now(resume, tmp_path):
-    answer_of(make_config(16)).save(tmp_path / "same.json")
-    done, _ = resume(against=str(tmp_path / "same.json"))
+def test_a_search_against_an_earlier_answer_prints_how_its_winner_does_now(resume):
+    done, _ = resume(against=answer_of(make_config(16)))
     assert done.exit_code == 0, done.stderr
     assert "the same speed, as far as can be told: 1.00" in done.stdout.partition("all of it:")[2]
     failed = answer_of(make_config(1, optim="sgd"))
     alone = failed.baseline.model_copy(update={"config": make_config(2, optim="sgd")})
-    failed.model_copy(update={"baseline": alone}).save(tmp_path / "failed.json")
-    done, _ = resume(against=str(tmp_path / "failed.json"))
+    done, _ = resume(against=failed.model_copy(update={"baseline": alone}))
     assert done.exit_code == 0, done.stderr
     assert "measured no configuration in common" in done.stdout
 

@@ -66,10 +66,15 @@ def test_lengths_are_those_of_the_samples_of_which_the_longest_come_first(datase
 
 
 def test_rows_of_a_batch_are_cut_from_its_tensors_and_texts():
-    batch = {"ids": torch.arange(12).view(4, 3), "texts": ["a", "b", "c", "d"], "scale": torch.ones(()), "kind": "text"}
+    batch = {
+        "ids": torch.arange(12).view(4, 3),
+        "texts": ["a", "b", "c", "d"],
+        "scale": torch.ones(()),
+        "kinds": [1, 2, 3],
+    }
     found = cut(batch, slice(1, 3))
     assert found["ids"].tolist() == [[3, 4, 5], [6, 7, 8]]
-    assert (found["texts"], found["scale"].ndim, found["kind"]) == (["b", "c"], 0, "text")
+    assert (found["texts"], found["scale"].ndim, found["kinds"]) == (["b", "c"], 0, [1, 2, 3])
 
 
 def test_a_view_is_the_samples_in_an_order_and_all_else_of_the_data_set():

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable
 
 import pytest
+from exporting import answer_of
 from factories import (
     CRASHED,
     OUT_OF_MEMORY,
@@ -92,7 +93,7 @@ def test_each_number_of_devices_is_tried_and_measured_again_and_the_answer_compa
 
 def test_the_winner_of_an_earlier_answer_is_tried_after_the_baseline_and_measured_again_however_slow(search):
     earlier = make_config(2, optim="adafactor")
-    run = search(rate, against=earlier, budget=make_budget(max_trials=6, finalists=1))
+    run = search(rate, earlier=answer_of(earlier), budget=make_budget(max_trials=6, finalists=1))
     result = run.run()
     assert [r.config for r in run.finished[:2]] == [run.plan.baseline, earlier]
     assert earlier in [r.config for r in run.finished if r.purpose is Purpose.FINAL]
