@@ -1,10 +1,10 @@
 """Predicted peaks of people's own modules and losses against what torch's allocator counts, by the stand-in for CUDA.
 
-    python benchmarks/custom_trainings.py [--only NAME ...]
+    python benchmarks/custom_trainings.py [--only NAME ...] [--device cpu]
 
 Needs an environment with the stand-in (tests/fakecuda). Each training of `tests/own_modules.py` is planned as `autotune
-script` plans it; three configurations run as trials. What isn't predicted is told with its reason. No time is compared:
-the stand-in computes nothing. Figures are written to `results/`.
+script` plans it; three configurations run as trials. What isn't predicted is told with its reason. As the stand-in
+computes nothing, time is compared on a CPU, of each training as it is. Figures are written to `results/`.
 """
 
 from __future__ import annotations
@@ -42,17 +42,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     names = list(runpy.run_path(str(SCRIPT))["MADE"])
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
-    rows = [row for name in parser.parse_args().only for row in compared(name)]
+    parser.add_argument("--device", choices=("cpu", "cuda:0"), default="cuda:0")
+    options = parser.parse_args()
+    rows = [row for name in options.only for row in compared(name, options.device)]
+    done = [row for row in rows if "measured" in row]
     figures = {
-        quantity: error_figures(
-            [r["predicted"][quantity] / r["measured"][quantity] - 1 for r in rows if "measured" in r], 5
-        )
-        for quantity in ("allocated", "reserved")
+        quantity: error_figures([r["predicted"][quantity] / r["measured"][quantity] - 1 for r in done], 5)
+        for quantity in done[0]["measured"]
     }
-    keep("custom-trainings", detect("cpu"), {"figures": figures, "rows": rows})
+    is_cpu = options.device == "cpu"
+    keep(
+        "speed-of-custom-trainings" if is_cpu else "custom-trainings", detect("cpu"), {"figures": figures, "rows": rows}
+    )
 
 
-def compared(name: str) -> list[dict[str, Any]]:
+def compared(name: str, device: str) -> list[dict[str, Any]]:
     """Return a row for each configuration of a training, predicted and measured, or one with the reason."""
     command = ["python", str(SCRIPT), name, "--output_dir", "out", "--per_device_train_batch_size", "16"]
     notes: list[str] = []
@@ -68,7 +72,7 @@ def compared(name: str) -> list[dict[str, Any]]:
     )
     with tempfile.TemporaryDirectory() as scratch:
         directory = RunDirectory(Path(scratch))
-        with backend_of(subject.options.fleet, directory.path, device="cuda:0") as backend:
+        with backend_of(subject.options.fleet, directory.path, device=device) as backend:
             try:
                 plan = planned(subject, directory, backend, note, stopwatch)
             except AutotuneError as error:
@@ -76,15 +80,18 @@ def compared(name: str) -> list[dict[str, Any]]:
             model = cost_model(plan, backend.asker, directory.path, note, most_s=600.0)
             if model is None:
                 return [refused(name, next(text for text in notes if text.startswith("no prediction")))]
-            for number, changes in enumerate(CHANGES):
+            for number, changes in enumerate(CHANGES if device != "cpu" else CHANGES[:1]):
                 config = TrainConfig.model_validate({**plan.baseline.model_dump(), **changes})
                 told = model.estimate(config)
                 result = backend.pool.run(request_of(plan, config, Purpose.SEARCH, number=number, timeout_s=300.0))
                 if told is None or result.measurement is None:
                     raise AutotuneError(f"{name}: {result.status}: {result.outcome}")
                 memory = result.measurement.memory
-                measured = {"allocated": memory.allocated_bytes, "reserved": memory.reserved_bytes}
+                measured: dict[str, Any] = {"allocated": memory.allocated_bytes, "reserved": memory.reserved_bytes}
                 predicted = {key: getattr(told.memory, f"{key}_peak_bytes") for key in measured}
+                if device == "cpu":
+                    measured = {"samples_per_second": result.measurement.samples_per_second}
+                    predicted = {"samples_per_second": told.samples_per_second}
                 rows.append({"training": name, "changes": changes, "predicted": predicted, "measured": measured})
                 errors = (f"{key} {predicted[key] / value - 1:+.2%}" for key, value in measured.items() if value)
                 print(f"{name}: {changes or 'as it is'}: {', '.join(errors)}", flush=True)

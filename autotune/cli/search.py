@@ -112,9 +112,8 @@ def script(
             return
         _leave_out(context, {"apply"}, "and --apply trains")
         from autotune.integrations.apply import prepared, run
-        from autotune.storage.run_directory import ANSWER_FILE
 
-        ready = prepared(apply / ANSWER_FILE if apply.is_dir() else apply, command)
+        ready = prepared(apply, command)
     run(*ready)  # its errors and its exit code are the script's own
 
 

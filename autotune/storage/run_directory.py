@@ -243,9 +243,12 @@ def read_plan(run_dir: Path) -> SearchPlan:
 
 
 def read_result(path: str | Path) -> ResultData:
-    """Return the answer saved in `path`; InputError: it can't be read, or its arguments aren't its configuration's."""
+    """Return the answer saved in `path`, or in that run directory.
+
+    InputError: it can't be read, or its arguments aren't its configuration's.
+    """
     try:
-        text = read_named(Path(path))
+        text = read_named(Path(path, ANSWER_FILE) if Path(path).is_dir() else Path(path))
     except OSError as error:
         is_missing = isinstance(error, FileNotFoundError)
         where = "; a search writes its answer into its run directory, runs/..." if is_missing else ""
