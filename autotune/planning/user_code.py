@@ -143,6 +143,7 @@ def without_launcher(command: Sequence[str]) -> tuple[list[str], int | Literal["
     words, said = list(command), io.StringIO()
     if words[1:3] == ["-m", "torch.distributed.run"]:
         words[:3] = ["torchrun"]
+    words[:1] = [Path(word).name if Path(word).name in ("torchrun", "accelerate") else word for word in words[:1]]
     if words[:1] != ["torchrun"] and words[:2] != ["accelerate", "launch"]:
         return words, None
     try:

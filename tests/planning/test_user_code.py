@@ -75,6 +75,7 @@ def test_what_starts_no_script_of_this_python_is_refused(words, message):
         ("python -m torch.distributed.run --nproc_per_node=gpu -m pack.train", "python -m pack.train", "all"),
         ("accelerate launch --num_processes 8 train.py --num_processes 3", "python train.py --num_processes 3", 8),
         ("accelerate launch --cpu -m pack.train", "python -m pack.train", 1),
+        ("/usr/bin/torchrun --nproc_per_node 2 train.py", "python train.py", 2),
         ("python train.py torchrun", "python train.py torchrun", None),
     ],
 )
