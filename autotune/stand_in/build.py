@@ -93,11 +93,7 @@ def build(folder: Path) -> None:
             raise InfrastructureError(f"the stand-in's {runtime.name} lacks {', '.join(missing)}")
         versions = [f"-D{name}_VERSION={number}" for name, number in _library_versions(site).items()]
         for soname, name in sorted(_sonames(site.glob("torch/lib/*.so")).items()):
-            of_it, plain = (
-                {soname, *["NVSHMEM"] * (name == "nvshmem_host")},
-                re.compile(_PREFIXES[name] + "(?!Lt)[A-Z_]"),
-            )
-            wanted = {symbol: of for symbol, of in taken if (of in of_it if of else plain.match(symbol))}
+            wanted = {symbol: of for symbol, of in taken if _belongs(symbol, of, soname, name)}
             _stubs(soname, name, wanted, versions, work, driver)
 
 
@@ -152,6 +148,12 @@ def _sonames(libraries: Iterable[Path]) -> dict[str, str]:
             if name in _PREFIXES:
                 found[soname] = name
     return found
+
+
+def _belongs(symbol: str, version: str, soname: str, name: str) -> bool:
+    if version:
+        return version == soname or (version == "NVSHMEM" and name == "nvshmem_host")
+    return re.match(_PREFIXES[name] + "(?!Lt)[A-Z_]", symbol) is not None
 
 
 def _stubs(soname: str, name: str, versions: dict[str, str], defines: list[str], work: Path, driver: Path) -> None:
