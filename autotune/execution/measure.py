@@ -8,7 +8,8 @@
 The Trainer fetches the micro-batches of a step before `step_begin`, so the time from one `step_end` to the next holds
 everything: data, forward, backward, optimizer. A trial may run fewer micro-steps than the workload's; since a step's
 time is affine in them, the missing ones are added at the time of a micro-step after the first: the first writes
-gradients, and those after it read, add and write.
+gradients, and those after it read, add and write. Steps before the measured ones may leave out all but the first and
+the last of them.
 
 Steps count once they take as long as those before them, by the device's time: a chip that was idle while a model was
 made or compiled is slow, or fast, for seconds. A step that compiles or records a CUDA graph is left out.
@@ -75,6 +76,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
     run_micro_steps: int  # of a step
     full_micro_steps: int  # those that the workload asks for
     clock: Clock
+    warm_up_micro_steps: int | None = None  # of the steps before the measured ones; None: as many as of those
     ends_at: float = math.inf  # `time.perf_counter()` before which measuring ends, once a step has been measured
     # Began with the trial; gets laps for the first step, the discarded and the measured ones, then `afterwards`.
     stopwatch: Stopwatch = dataclasses.field(default_factory=lambda: Stopwatch("trainer_s"))
@@ -97,6 +99,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
     def __post_init__(self) -> None:
         if self.run_micro_steps < min(2, self.full_micro_steps):
             raise ValueError("missing micro-steps can only be inferred from two or more")
+        self._warm_up_micro_steps = min(self.warm_up_micro_steps or self.run_micro_steps, self.run_micro_steps)
         self._least_discarded = max(self.limits.discarded_steps, STEPS_TO_PEAK if self.relax else 0)
         self._marks: list[Any] = []
         self._records: list[list[Any]] = []
@@ -117,6 +120,11 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             self.stopwatch.enter("first_step_s")
             self._previous_end = self.clock.mark()
         self._marks = [self._previous_end, self.clock.mark()]
+
+    def leaves_out(self) -> bool:
+        """Whether the micro-step that is to begin may be left out, in which case it ends at once."""
+        begun = len(self._marks) - 2
+        return not self._measured_from and self._warm_up_micro_steps - 1 <= begun < self.run_micro_steps - 1
 
     def micro_step_ended(self) -> None:
         self._marks.append(self.clock.mark())
@@ -150,6 +158,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
                 self.relax()
             if self.turns is not None:  # let the others warm up, and settle how many steps make a turn
                 step_s = self.clock.seconds(self._marks[0], self._marks[-1])
+                step_s *= self.run_micro_steps / self._warm_up_micro_steps
                 steps = self.turns.steps(step_s, most=self.limits.measure_steps)
                 self.stopwatch.enter("waited_s")
                 self.steps_per_turn = steps if self.turns.warmed_up(self.ends_at) else None
@@ -271,14 +280,17 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         return waits / total if total else 0.0
 
     def _step_time_s(self, marks: list[Any]) -> float:
-        seconds, missing = self.clock.seconds, self.full_micro_steps - self.run_micro_steps
-        whole_s = self.added_s + seconds(marks[0], marks[-1])
-        if not missing:
-            return whole_s
+        missing = self.full_micro_steps - self.run_micro_steps
+        whole_s = self.added_s + self.clock.seconds(marks[0], marks[-1])
+        return whole_s + missing * self._later_micro_step_s(marks) if missing else whole_s
+
+    def _later_micro_step_s(self, marks: list[Any]) -> float:
+        """Return the seconds of a micro-step after the first, with its share of the wait for data."""
+        seconds = self.clock.seconds
         later_s = [seconds(a, b) for a, b in itertools.pairwise(marks[2:-1])]
         if self.ranks and len(later_s) > 1:
             del later_s[-1]
-        return whole_s + missing * (statistics.fmean(later_s) + seconds(marks[0], marks[1]) / self.run_micro_steps)
+        return statistics.fmean(later_s) + seconds(marks[0], marks[1]) / self.run_micro_steps
 
     def measurement(
         self, request: TrialRequest, memory: Memory, loss: float | None, effects: dict[str, str], waits: float | None
@@ -293,13 +305,15 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             varies = request.workload.lengths is not None or request.workload.dataset is not None
             why = ": samples differ in length, and padding them to a few lengths would compile less" if varies else ""
             warnings.append(f"it was compiled in {self._compiling_steps} steps{why}")
+        missing = self.full_micro_steps - self._warm_up_micro_steps
+        missing_s = missing * statistics.fmean(map(self._later_micro_step_s, self._counted())) if missing else 0.0
         return Measurement(
             **speed_of(self.step_times_s(), request),
             accumulation_steps=request.accumulation_steps,
             steps_per_turn=self.steps_per_turn,
             memory=memory,
             startup_s=self.startup_s,
-            first_step_s=self.first_step_s,
+            first_step_s=self.first_step_s + missing_s,
             data_wait_share=waits,
             loss=loss,
             alloc_retries=self.alloc_retries,

@@ -100,6 +100,7 @@ class Trial:
             limits,
             request.accumulation_steps,
             request.workload.accumulation_steps(config),
+            warm_up_micro_steps=None if task else request.workload.warm_up_micro_steps(config),
             clock=HostClock() if on_cpu else CudaClock(),
             ends_at=ends_at,
             has_compiled=Compilations(ranks=ranks) if may_compile else lambda: False,
@@ -129,7 +130,7 @@ class Trial:
 def trained(trial: Trial, probe: EffectsProbe, trainer: Any, train: Callable[[], Any], reading: Reading) -> Outcome:
     """Train by `train` until the timer has enough, carry out the trial's check, and return what was measured."""
     request, timer, guard = trial.request, trial.timer, trial.guard
-    losses = watch_losses(trainer, timer.micro_step_ended)
+    losses = watch_losses(trainer, timer.micro_step_ended, timer.leaves_out)
     if trial.recorder is not None:
         trial.recorder.watch(trainer, modules=request.config.torch_compile_backend is None)
     with checking.around_training(request.task, trainer, reading):
@@ -170,16 +171,21 @@ def run_steps(trial: Trial, own: OwnStep) -> Outcome:
     return trial.measurement(mean, {}, None)
 
 
-def watch_losses(trainer: Any, ended: Callable[[], None] = lambda: None) -> Callable[[], float]:
+def watch_losses(
+    trainer: Any, ended: Callable[[], None] = lambda: None, leaves_out: Callable[[], bool] = lambda: False
+) -> Callable[[], float]:
     """Call `ended` after each micro-step from now on; return what reads the sum of their losses, NaN or Inf if one is.
 
     The Trainer's own filter leaves such losses out of its log. The sum stays on the device, in fp32, so that nothing
-    waits for it before training is over.
+    waits for it before training is over. A micro-step that is left out has the loss of the one before.
     """
     original, total = trainer.training_step, [0.0]
+    loss: Any = None
 
     def training_step(*args: Any, **kwargs: Any) -> Any:
-        loss = original(*args, **kwargs)
+        nonlocal loss
+        if not leaves_out():
+            loss = original(*args, **kwargs)
         ended()
         total[0] += loss.float()
         return loss

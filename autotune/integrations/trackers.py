@@ -64,7 +64,6 @@ def tensorboard(run: Run, search: Path) -> None:
 
 
 def wandb(run: Run, search: Path) -> None:
-    """Write a run of the group of this search."""
     import wandb
 
     project, kind = os.environ.get("WANDB_PROJECT", "autotune"), str(run.config["purpose"])
@@ -74,7 +73,6 @@ def wandb(run: Run, search: Path) -> None:
 
 
 def mlflow(run: Run, search: Path) -> None:
-    """Write a run of the experiment `MLFLOW_EXPERIMENT_NAME`, or autotune."""
     import mlflow
 
     mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "autotune"))
@@ -158,10 +156,9 @@ def run_of(plan: SearchPlan, result: TrialResult) -> Run:
 def answer_of(plan: SearchPlan, result: ResultData) -> Run:
     """Return the run of the answer, which is another one after more trials."""
     metrics = {"search_time_s": result.search_time_s, **_figures(plan, result.best.measurement, result.best.mfu)}
-    if result.baseline.measurement is not None:
-        baseline = _figures(plan, result.baseline.measurement, result.baseline.mfu)
-        names = ("samples_per_second", "tokens_per_second", "mfu")
-        metrics |= {f"baseline_{name}": baseline[name] for name in names if name in baseline}
+    baseline = _figures(plan, result.baseline.measurement, result.baseline.mfu)
+    names = ("samples_per_second", "tokens_per_second", "mfu")
+    metrics |= {f"baseline_{name}": baseline[name] for name in names if name in baseline}
     if result.speedup is not None:
         metrics["speedup"] = result.speedup.ratio
     step = sum(trial.number is not None for trial in result.trials)
@@ -187,18 +184,16 @@ def _config(plan: SearchPlan, config: TrainConfig, purpose: str, status: str) ->
     }
 
 
-_MEASURED = ("samples_per_second", "first_step_s", "startup_s", "data_wait_share", "loss")
-
-
 def _figures(plan: SearchPlan, measured: Measurement | None, mfu: float | None) -> dict[str, float]:
     if measured is None:
         return {}
     tokens = plan.workload.tokens_per_sample
+    names = ("samples_per_second", "first_step_s", "startup_s", "data_wait_share", "loss")
     figures = {
         "step_time_s": statistics.fmean(measured.step_times_s),
         "tokens_per_second": measured.samples_per_second * tokens if tokens else None,
         "mfu": mfu,
-        **{name: getattr(measured, name) for name in _MEASURED},
+        **{name: getattr(measured, name) for name in names},
     }
     if measured.memory.is_known:
         figures["peak_memory_gib"] = measured.memory.peak_bytes / GIB

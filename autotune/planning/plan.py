@@ -24,13 +24,10 @@ from autotune.values.problem import Fleet, Objective, Problem
 from autotune.values.result import ResultData
 from autotune.values.time_spent import wall_s
 from autotune.values.trial import Limits, Measurement, Prediction, Purpose, TrialRequest, TrialResult, TrialStatus
+from autotune.values.workload import FEW_MICRO_STEPS
 
 SCHEMA_VERSION: Literal[2] = 2  # of `search.json`; files of the first version have no such field
 
-# Most micro-batches per step of a search trial. Two show the memory of gradients that are held during a backward pass,
-# and the time of the second stands for those that a whole step has beyond them. Several devices run a third, since they
-# exchange gradients in the last.
-SEARCH_ACCUMULATION = 2
 _MOST_HASHED_BYTES = 64 << 20  # takes 0.1 s
 
 
@@ -126,7 +123,7 @@ def least_states(plan: SearchPlan, config: TrainConfig) -> float:
 def micro_steps(plan: SearchPlan, config: TrainConfig) -> int:
     """Return how many micro-steps a trial of the search runs in a step; their times tell that of the others."""
     full = plan.workload.accumulation_steps(config)
-    most = SEARCH_ACCUMULATION + (not config.parallelism.is_single)
+    most = FEW_MICRO_STEPS + (not config.parallelism.is_single)
     return full if plan.workload.runs_whole_steps(config) else min(full, most)
 
 

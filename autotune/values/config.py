@@ -24,12 +24,7 @@ Scalar = bool | int | float | str | None
 
 
 class Allowance(StrEnum):
-    """How much a knob may change of the user's training; each class includes those before it.
-
-    Examples:
-        >>> Allowance.OPTIMIZER.admits(Allowance.NUMERICS), Allowance.OPTIMIZER.admits(Allowance.METHOD)
-        (True, False)
-    """
+    """How much a knob may change of the user's training; each class includes those before it."""
 
     EXACT = "exact"
     NUMERICS = "numerics"

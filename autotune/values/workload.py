@@ -24,17 +24,17 @@ LENGTHS_FILE = "own-lengths.npy"  # lengths of the samples in tokens
 # Optional argument of the user's function: the micro-batches of an optimizer step.
 ACCUMULATION = "accumulation_steps"
 
+# Most micro-batches of a step that isn't run as a whole. Two show the memory of gradients that are held during a
+# backward pass, and the time of the second stands for those that a whole step has beyond them. Several devices run a
+# third, since they exchange gradients in the last.
+FEW_MICRO_STEPS = 2
+
 # The values to try of a knob.
 Choices = tuple[Scalar, ...]
 
 
 class OwnKnob(Value):
-    """A knob that autotune doesn't know: an argument of the function that makes a step of one's own.
-
-    Examples:
-        >>> OwnKnob(choices=("1f1b", "gpipe"), allowance="exact").allowance
-        <Allowance.EXACT: 'exact'>
-    """
+    """A knob that autotune doesn't know: an argument of the function that makes a step of one's own."""
 
     choices: Choices = Field(min_length=1, description="values to try, the baseline's first")
     allowance: Allowance = Field(description="class of a change: how much another value changes of the training")
@@ -278,6 +278,16 @@ class Workload(Value):
         code, recipe = self.own_code, self.recipe
         generates = (code is not None and code.generates) or (recipe is not None and recipe.kind.generates)
         return config.is_balanced or generates or self.own_step is not None
+
+    def warm_up_micro_steps(self, config: TrainConfig) -> int:
+        """Return the micro-batches that a trial of whole steps runs in those before the measured ones.
+
+        All, where a user's code or several devices may count them, or workers would find time to load ahead.
+        """
+        is_named = self.own_code is None and self.own_step is None and self.recipe is None
+        is_plain = is_named and config.parallelism.is_single and not config.is_balanced
+        full = self.accumulation_steps(config)
+        return min(full, FEW_MICRO_STEPS) if is_plain and not config.dataloader_num_workers else full
 
     @property
     def shown_length(self) -> str:

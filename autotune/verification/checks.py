@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.planning.plan import SEARCH_ACCUMULATION, SearchPlan, SearchState, micro_steps
+from autotune.planning.plan import SearchPlan, SearchState, micro_steps
 from autotune.space.knobs import changes
 from autotune.space.space import History
 from autotune.units import show_memory, show_time
@@ -28,6 +28,7 @@ from autotune.values.budget import (
 )
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Purpose, TrialResult
+from autotune.values.workload import FEW_MICRO_STEPS
 from autotune.verification.loss_check import compare
 
 # Largest evaluation batch to try, as a multiple of the micro-batch: evaluation needs no gradients and no activations.
@@ -220,7 +221,7 @@ class Proof:
     def _soak_s(self, config: TrainConfig) -> float:
         full = self._plan.workload.accumulation_steps(config)
         # Two further steps, and in evaluation two batches of 8, 4, 2 ... times the micro-batch at a third of the time.
-        micro_steps = 2 * min(full, SEARCH_ACCUMULATION) + 2 * 2 * EVAL_MULTIPLE / 3
+        micro_steps = 2 * min(full, FEW_MICRO_STEPS) + 2 * 2 * EVAL_MULTIPLE / 3
         return self._run_s(config, micro_steps / full)
 
     def _run_s(self, config: TrainConfig, steps: float) -> float:

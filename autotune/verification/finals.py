@@ -225,9 +225,10 @@ class Finals:
         measured, budget = self.state.measured(config), self.plan.budget
         if measured is None:
             return 0.0
-        step_s = statistics.fmean(measured.step_times_s)
-        # One step is added, since the search's first step ran only part of the accumulation.
-        return measured.startup_s + measured.first_step_s + budget.discarded_s + budget.discarded_steps * step_s + 2.0
+        step_s, workload = statistics.fmean(measured.step_times_s), self.plan.workload
+        warm_s = step_s * workload.warm_up_micro_steps(config) / workload.accumulation_steps(config)
+        first_s = measured.first_step_s - step_s + warm_s
+        return measured.startup_s + first_s + budget.discarded_s + budget.discarded_steps * warm_s + 2.0
 
     def merged(self, config: TrainConfig) -> Measurement | None:
         """Return the final trials of `config` as one measurement: all steps, the highest memory; None without any."""

@@ -62,6 +62,29 @@ def test_times_are_those_of_the_full_step_from_the_end_of_the_last_one_data_incl
     assert timer.data_wait_share() == pytest.approx(run * DATA_S / step_s(run))
 
 
+@pytest.mark.parametrize(("run", "full", "ran"), [(8, 8, [0, 7]), (2, 8, [0, 1]), (1, 1, [0])])
+def test_steps_before_the_measured_ones_leave_out_all_but_the_first_micro_step_and_the_last(clock, run, full, ran):
+    more = {"warm_up_micro_steps": 2, "stopwatch": Stopwatch("trainer_s", since=clock.now, clock=lambda: clock.now)}
+    timer = timer_of(clock, run=run, full=full, more=more, discarded_steps=2, measure_steps=2)
+    control, computed = SimpleNamespace(should_training_stop=False), []
+    for step in range(1, 5):
+        clock.now += DATA_S * run
+        timer.on_step_begin(None, SimpleNamespace(global_step=step - 1), control)
+        computed.append([])
+        for number in range(run):
+            if not timer.leaves_out():
+                computed[-1].append(number)
+                clock.now += MICRO_S + ADDING_S * (number > 0)
+            timer.micro_step_ended()
+        clock.now += OPTIMIZER_S
+        timer.on_step_end(None, SimpleNamespace(global_step=step), control)
+    assert control.should_training_stop
+    assert computed == [ran, ran, list(range(run)), list(range(run))]
+    assert timer.step_times_s() == pytest.approx([step_s(full)] * 2)
+    first_step_s = timer.measurement(make_request(), Memory(), None, {}, None).first_step_s
+    assert first_step_s == pytest.approx(step_s(full) - DATA_S * len(ran))
+
+
 def test_a_step_at_the_end_of_the_data_that_lacks_samples_is_not_measured(clock):
     timer = timer_of(clock, measure_steps=3)
     whole = iter([True, False, True, False, True])

@@ -8,6 +8,7 @@ import pytest
 from conftest import TINY_LLAMA, write_model
 
 from autotune.training.resolve import resolve
+from autotune.values.budget import LossTask
 from autotune.values.trial import Measurement, TrialStatus
 
 MIB = 1 << 20
@@ -36,8 +37,8 @@ def test_inductor_compiles(bench, config):
 
 @pytest.mark.slow
 def test_knobs_of_the_schedule_alone_train_the_same(bench):
-    same = {"workload": {"global_batch_size": 4}}
-    plain = bench.measured(**same).loss
+    same = {"workload": {"global_batch_size": 4}, "task": LossTask(steps=4, pass_steps=4, seed=1)}
+    plain = bench.checked(**same).curve.losses
     for config in (
         {"per_device_train_batch_size": 1},
         {"checkpointing": "full"},
@@ -45,7 +46,7 @@ def test_knobs_of_the_schedule_alone_train_the_same(bench):
         {"dataloader_num_workers": 1},
         {"optim": "adamw_torch"},
     ):
-        assert bench.measured(config=config, **same).loss == pytest.approx(plain, rel=1e-5), config
+        assert bench.checked(config=config, **same).curve.losses == pytest.approx(plain, rel=1e-5), config
 
 
 def test_fp16_on_a_cpu_is_invalid_and_says_what_happened_instead(bench):

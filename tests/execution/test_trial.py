@@ -48,6 +48,18 @@ def test_a_single_loss_that_is_no_number_is_seen_though_the_trainer_hides_it(bad
     assert not math.isfinite(total())
 
 
+def test_a_micro_step_that_is_left_out_is_not_computed_and_has_the_loss_of_the_one_before(tmp_path):
+    arguments = quiet_arguments(tmp_path, max_steps=1, per_device_train_batch_size=1, gradient_accumulation_steps=4)
+    model, computed = Echo(), []
+    model.register_forward_hook(lambda module, inputs, outputs: computed.append(float(outputs["loss"].detach())))
+    rows, leaves_out = [{"x": torch.tensor(x)} for x in (1.0, 2.0, 4.0, 8.0)], iter([False, True, True, False])
+    trainer = Trainer(model, arguments, train_dataset=rows)
+    total = watch_losses(trainer, leaves_out=lambda: next(leaves_out))
+    trainer.train()
+    assert len(computed) == 2
+    assert total() == pytest.approx((3 * computed[0] + computed[1]) / 4)
+
+
 @pytest.mark.parametrize(("task", "ends_at"), [(None, 998.5), (LossTask(steps=20, pass_steps=4, seed=0), math.inf)])
 def test_measuring_ends_before_the_process_is_killed_and_a_check_runs_all_its_steps(
     monkeypatch, tmp_path, task, ends_at

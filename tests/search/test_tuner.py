@@ -31,7 +31,7 @@ from autotune.errors import InfrastructureError, NothingFitsError, NothingPassed
 from autotune.exports.launch_files import gain_of_flags
 from autotune.output.gather import gather
 from autotune.output.table import device_lines, verdict_line
-from autotune.planning.plan import SEARCH_ACCUMULATION, SearchState, reopened
+from autotune.planning.plan import SearchState, reopened
 from autotune.search.candidates import SAME_FAILURES
 from autotune.search.tuner import Pace, SearchInterrupted, leader_of
 from autotune.space.file import load_space
@@ -43,7 +43,7 @@ from autotune.values.budget import Budget, Effort, LossCurve, Soaked
 from autotune.values.config import TrainConfig
 from autotune.values.problem import Event, Objective, TrialEnded, TrialStarted
 from autotune.values.trial import Measurement, Memory, Outcome, Purpose, TrialRequest, TrialStatus
-from autotune.values.workload import OwnCode
+from autotune.values.workload import FEW_MICRO_STEPS, OwnCode
 from autotune.verification.checks import Check
 from autotune.verification.finals import Finals
 from autotune.verification.verdict import assemble
@@ -523,7 +523,7 @@ def test_finals_measure_more_finely_checks_run_all_their_steps_and_trials_of_the
     for request in run.finished:
         full, purpose = run.plan.workload.accumulation_steps(request.config), request.purpose
         whole = purpose in (Purpose.FINAL, Purpose.LOSS_CHECK)
-        assert request.accumulation_steps == (full if whole else min(full, SEARCH_ACCUMULATION))
+        assert request.accumulation_steps == (full if whole else min(full, FEW_MICRO_STEPS))
         if purpose is Purpose.LOSS_CHECK:
             assert request.limits.measure_steps == request.task.steps == 20
             assert request.limits.discarded_steps == 1
