@@ -12,7 +12,7 @@ import datetime
 import math
 from collections.abc import Sequence
 
-from autotune.planning.plan import SearchPlan
+from autotune.planning.plan import SearchPlan, micro_steps
 from autotune.space.space import History, is_no_harder
 from autotune.storage.recorded import RecordedSearch
 from autotune.units import show_memory, show_rate, show_time
@@ -20,11 +20,15 @@ from autotune.values.config import TrainConfig
 from autotune.values.trial import TrialResult, TrialStatus
 
 
-def hopeless_after_s(config: TrainConfig, leader: TrialResult | None) -> float:
+def hopeless_after_s(plan: SearchPlan, config: TrainConfig, leader: TrialResult | None) -> float:
     """Return after how many seconds a trial of the search is ended, as it can't reach the leader any more."""
-    if leader is None or config.torch_compile_backend is not None:  # a cold compile may take minutes
+    measured = leader.measurement if leader is not None else None
+    if leader is None or measured is None or config.torch_compile_backend is not None:  # compiling may take minutes
         return math.inf
-    return 15.0 + 2.5 * leader.duration_s
+    # Its steps are longer than the leader's where its micro-batch is larger.
+    samples = micro_steps(plan, config) * config.per_device_train_batch_size * config.parallelism.data_parallel
+    steps_s = (plan.budget.discarded_steps + 2) * samples / measured.samples_per_second
+    return 15.0 + 2.5 * max(leader.duration_s, steps_s)
 
 
 class EarlierSearches:
@@ -82,7 +86,7 @@ class EarlierSearches:
         known = self._latest.get(config)
         if known is None or config == self._plan.baseline:
             return None
-        limit_s = min(self._plan.budget.trial_timeout_s, hopeless_after_s(config, leader))
+        limit_s = min(self._plan.budget.trial_timeout_s, hopeless_after_s(self._plan, config, leader))
         is_too_slow = known.status is TrialStatus.TIMED_OUT and known.duration_s >= limit_s
         return f"did not end within {show_time(known.duration_s)} on {_day(known)} (record)" if is_too_slow else None
 

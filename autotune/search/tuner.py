@@ -98,7 +98,7 @@ class Pace:
         limit_s = min(usual_s, self.left_s())
         if purpose is Purpose.SEARCH:
             limit_s = min(limit_s, self.left_s() - self.reserved_s())
-            limit_s = min(limit_s, hopeless_after_s(config, self._history.best()))
+            limit_s = min(limit_s, hopeless_after_s(self._plan, config, self._history.best()))
         return max(1.0, limit_s)
 
     def has_time_for(self, configs: Sequence[TrainConfig]) -> bool:
