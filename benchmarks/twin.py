@@ -10,8 +10,9 @@ TPE, or of ever larger micro-batches until memory runs out, which DeepSpeed's au
 What is true of a configuration is its rate on the same device without any disturbance, in whole steps. The best is
 sought among all that was tried, and then among the legal configurations that differ in one knob from the best so far
 (of micro-batches the next sizes), up to `--truths` of a problem: it is the best that is known. Times are by the
-stand-in's table and say nothing of a GPU; no process waits for them (`warp.cpp` there). Results are written after each
-search, and what a stopped run has stored is gone on with; the last line is the figures as JSON.
+stand-in's table and say nothing of a GPU; no process waits for them (`warp.cpp` there). Where the host is the slower
+one, its real time counts, so that all true rates of a problem are measured anew, one after the other. Results are
+written after each search, and what a stopped run has stored is gone on with; the last line is the figures as JSON.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def truth(name: str, kept: dict[str, Any], most: int) -> list[dict[str, Any]]:
     ended = [search for search in kept["searches"] if "config" in search]
     answers = [config for search in ended for config in (search["tried"][0], search["config"])]
     tried = [*answers, *(config for search in ended for config in search["tried"])]
-    found: list[dict[str, Any]] = child(name, "1", {"tried": tried, "known": kept["truth"]}, "--truths", str(most))
+    found: list[dict[str, Any]] = child(name, "1", {"tried": tried}, "--truths", str(most))
     return found
 
 
@@ -237,7 +238,7 @@ WAYS: dict[str, Callable[[SearchPlan, int], Asking]] = {
 def true_rates(name: str, given: dict[str, Any], most: int) -> None:
     """Print the true rates of what was tried and of neighbours of the best, in samples/s; 0: it failed."""
     with at_work(name, "10h") as (plan, pool, _):
-        rates = {TrainConfig(**row["config"]): row["rate"] for row in given["known"]}
+        rates: dict[TrainConfig, float] = {}
         waiting = [plan.baseline, *(TrainConfig(**config) for config in given["tried"])]
         every = plan.every_config()
         while len(rates) < most and (left := [config for config in waiting if config not in rates]):

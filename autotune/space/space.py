@@ -35,7 +35,7 @@ from autotune.values.trial import TrialResult, TrialStatus
 Point = dict[str, Scalar]
 
 # Least share of a step spent waiting for data for which other ways of loading data are tried.
-WORTHWHILE_DATA_WAIT = 0.02
+WORTHWHILE_DATA_WAIT = 0.01
 
 # Knobs of data loading, which have no influence on device memory, with the values that replace them in comparisons.
 LOADING = {"dataloader_num_workers": 0, "dataloader_prefetch_factor": None, "dataloader_pin_memory": False}

@@ -308,7 +308,7 @@ PROPOSALS = {
         CHECKPOINTING, [(make_config(), 10.0), (make_config(16), OUT_OF_MEMORY)], [light()]
     ),
     "no workers where a step doesn't wait for data": (
-        WORKERS, [(make_config(), make_measurement(data_wait_share=0.01))], []
+        WORKERS, [(make_config(), make_measurement(data_wait_share=0.005))], []
     ),
     "workers where a step waits for data": (
         WORKERS, [(make_config(), make_measurement(data_wait_share=0.3))], [make_config(dataloader_num_workers=2)]
