@@ -138,7 +138,7 @@ def find(
         train_tokens: Minimise the time of a run of so many tokens, as 20B.
         check_loss: Steps whose losses must agree [20; quick 0].
         seed: Seed of weights, data and the search.
-        devices: Spread each training over so many, or all; several to compare, the baseline's first [1].
+        devices: Spread each training over so many; several, or all, to compare, the baseline's first [1].
         nodes: Machines of a Ray cluster that --devices are on [1].
         workers: Trials at once, each on a device or cores [1].
         engine: What runs trials: local, or ray for a cluster.

@@ -102,16 +102,8 @@ def preview(
 ) -> Preview:
     """Return what :func:`find` would try with these arguments; no trial is run, and no run directory is made.
 
-    A script is run up to the beginning of its training. The record of earlier searches isn't read.
-
-    Args:
-        model: As in :func:`find`.
-        script: As in :func:`find`.
-        observer: As in :func:`find`.
-        **options: Those of :func:`find`.
-
-    Raises:
-        InputError, MachineError, InfrastructureError: As in :func:`find`.
+    A script is run up to the beginning of its training. The record of earlier searches isn't read. Arguments and errors
+    are those of :func:`find`.
     """
     asked = _options(model, options)
     subject = subject_of(asked, script=script)

@@ -3,12 +3,9 @@
 `python -m autotune.cost.measuring DEVICE ELEMENTS ARITHMETIC...` prints the rates as the last line of standard output,
 for `rates.calibrate`:
 
-* **Products**: a linear layer's three, forward and both of the backward pass, on random values (a GPU's power, and so
-  its clock, depends on them). Not: attention's many small ones.
-* **Bandwidth**: adding two large tensors into a third that is there already; two reads and a write. Not: smaller ones
-  from the caches, nor, on a CPU, the page faults of a large tensor that is new.
-* **The least time of an operator**: a model of tiny layers, forward and backward, over the operators that it runs.
-  Views and operators that only make room don't count: the others have their time.
+* **Products**: a linear layer's three, on random values (a GPU's power, and so its clock, depends on them).
+* **Bandwidth**: adding two large tensors into a third that is there already.
+* **The least time of an operator**: a model of tiny layers over the operators that it runs, without views.
 * **Host to device**: a copy from pinned memory; on a CPU within its memory.
 
 For a search the launcher enters `run_measure` like a trial: operators and optimizers run in the shapes of its models,

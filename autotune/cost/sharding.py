@@ -19,9 +19,7 @@ states with the host's processor and memory: 28 bytes a parameter go over the me
 and the weights read and written, gradients read; ZeRO-Offload, arXiv:2101.06840). FSDP's offload is taken to do the
 same, with weights in fp32 that are sent up in each pass. Nothing of this is taken to hide behind computing.
 
-Sources: torch 2.13 (`fsdp/_fully_shard`, `csrc/distributed/c10d/reducer.cpp`), accelerate 1.15 (`fsdp2_prepare_model`),
-transformers 5.23 (`Trainer._inner_training_loop`), DeepSpeed 0.19 (`zero/stage_1_and_2.py`, `zero/stage3.py`,
-`zero/config.py`).
+Sources: torch 2.13 (`fsdp/_fully_shard`, `c10d/reducer.cpp`), accelerate 1.15, transformers 5.23, DeepSpeed 0.19.
 """
 
 import functools

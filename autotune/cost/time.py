@@ -11,8 +11,6 @@ A trace writes down how each operator is called (`meta`). Sizes that differ betw
 the micro-batch, `<constant:per sample>` in the text of the call, so that the call at any micro-batch is known. Calls
 are measured at a few micro-batches; between these, time is a line. An operator that wasn't measured has the rate of the
 nearest that was: of its kind the one that should take most nearly as long.
-
-Not covered, but corrected by measurements: contention, caches, kernels far from the attainable rates.
 """
 
 import functools

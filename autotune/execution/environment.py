@@ -12,8 +12,7 @@ DeepSpeed compiles its operators where they are first used, in a minute and more
 (`TORCH_EXTENSIONS_DIR`). A trial that is killed meanwhile leaves a lock for which all later ones would wait. So a child
 compiles them before any trial; a trial reports if they can't be compiled. Both remove locks that nobody holds.
 
-Libraries that share memory between processes (NCCL, torch's data loaders, DeepSpeed on the CPU) leave files in /dev/shm
-if they are killed, which would stay until the machine is restarted, and are removed.
+Files that killed libraries (NCCL, torch's data loaders, DeepSpeed on the CPU) leave in /dev/shm are removed.
 """
 
 import contextlib

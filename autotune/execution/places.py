@@ -179,8 +179,13 @@ def spread(hardware: Hardware, asked: Sequence[int | Literal["all"]], *, is_sing
 
 
 def numbers_of(hardware: Hardware, asked: Sequence[int | Literal["all"]]) -> tuple[int, ...]:
-    """Return the numbers of devices that trainings are to have, that of the baseline first."""
-    return tuple(dict.fromkeys((hardware.count or 1) if number == "all" else number for number in asked)) or (1,)
+    """Return the numbers of devices that trainings are to have, that of the baseline first.
+
+    "all" alone compares all devices with one and with each power of two below; beside others it is their number.
+    """
+    most = hardware.count or 1
+    fewer = [2**n for n in range(most.bit_length()) if 2**n < most] if tuple(asked) == ("all",) else []
+    return tuple(dict.fromkeys(most if number == "all" else number for number in (*asked, *fewer))) or (1,)
 
 
 def check_disk(run_directory: Path) -> None:

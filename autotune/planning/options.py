@@ -156,7 +156,7 @@ class SearchOptions(WorkloadOptions):
     devices: Annotated[
         tuple[PositiveInt | Literal["all"], ...],
         BeforeValidator(lambda value: _names([value] if isinstance(value, int) else value or ())),
-    ] = option(PLACES, "Spread each training over so many, or all; several to compare, the baseline's first [1].", ())
+    ] = option(PLACES, "Spread each training over so many; several, or all, to compare, the baseline's first [1].", ())
     nodes: PositiveInt | None = option(PLACES, "Machines of a Ray cluster that --devices are on [1].")
     workers: PositiveInt | None = option(PLACES, "Trials at once, each on a device or cores [1].")
     engine: Engine = option(PLACES, "What runs trials: local, or ray for a cluster.", "local")

@@ -82,7 +82,7 @@ class UserTrainer(Subject):
             if processes is not None:
                 if options.devices not in ((), (processes,)):
                     raise InputError(f"--devices: your launcher starts {processes} processes; leave one of them out")
-                options = options.model_copy(update={"devices": (processes,)})
+                options = options.model_copy(update={"devices": (processes, processes)})  # "all", and no fewer
             self.code = code_of(script)
             super().__init__(options, self.code.name)
             return

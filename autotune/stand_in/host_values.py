@@ -89,7 +89,10 @@ def install() -> None:
             if base in special or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
                 kernel = torch.library.get_kernel(name, "CUDA").call_boxed
                 run: Callable[..., Any]
-                if base in special:
+                if base in ("pow", "isin") and overload.startswith("Scalar"):
+                    of_two = f"Tensor_Tensor{'_out' * overload.endswith('_out')}"
+                    run = functools.partial(_of_number, getattr(getattr(torch.ops.aten, base), of_two))
+                elif base in special:
                     run = functools.partial(special[base], kernel)
                 else:
                     run = _beside(getattr(getattr(torch.ops.aten, base), overload or "default"), base, kernel)
@@ -161,11 +164,19 @@ def _beside(operator: Any, base: str, kernel: Callable[..., Any]) -> Callable[..
                 lambda value: torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cuda"), told
             )
         for tensor, value in zip(_tensors(result), _tensors(told), strict=True):
-            if id(tensor) not in lost:
+            if tensor.shape != value.shape:  # a buffer for the backward pass, which the CPU's kernel has otherwise
+                _forget(tensor)
+            elif id(tensor) not in lost:
                 _remember(tensor, value)
         return result
 
     return run
+
+
+def _of_number(operator: Callable[..., Any], keys: Any, number: float, *args: Any, **kwargs: Any) -> Any:
+    """Run 10 ** x as of two tensors: the kernel makes one of the number, on the device, which Python can't be given."""
+    made = torch.full((), number, dtype=torch.result_type(args[0], number), device=args[0].device)
+    return operator(made, *args, **kwargs)
 
 
 def _message(base: str, kernel: Callable[..., Any], keys: Any, *args: Any) -> Any:
@@ -188,7 +199,8 @@ def _handed_out(tensor: torch.Tensor) -> int:
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    leaves = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+    return [leaf for leaf in leaves if leaf.layout is torch.strided]  # a sparse one isn't a storage of values
 
 
 def _if_finite(base: str, args: tuple[Any, ...]) -> bool | None:

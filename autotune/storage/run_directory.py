@@ -13,10 +13,9 @@
         report.html           of `autotune report`
         lock                  held while a search runs
 
-It is opened, locked and written before anything else is done. The result files count: a trial that isn't in the study
-is added when the search goes on. An answer may come from somebody else. Its arguments follow from its configuration,
-workload and hardware alone, so they are made again when it is read, and a file with other arguments is refused: nobody
-has measured them, and they would be written into scripts.
+The result files count: a trial that isn't in the study is added when the search goes on. An answer may come from
+somebody else: its arguments follow from its configuration, workload and hardware, so they are made again when it is
+read, and a file with other arguments is refused.
 """
 
 from __future__ import annotations

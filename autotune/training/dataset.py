@@ -14,7 +14,7 @@ the Trainer's sampler too.
 
 Packing, by transformers' `DataCollatorWithFlattening`, puts the samples of a micro-batch into one row without padding.
 Positions start anew at each sample, by which transformers masks: no sample sees another, and the loss is that of padded
-batches. Blocks of a fixed length, where samples see each other, would be another training.
+batches.
 """
 
 import itertools

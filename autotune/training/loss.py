@@ -10,8 +10,6 @@ over its own micro-batch, and that mean is weighted by the micro-batch's share o
 CTC's loss is by default a sum over the recordings, which is left alone. If it is a mean over recordings, it is weighted
 by labels all the same, which is exact where transcripts are equally long.
 
-Batch norm and the balance of a router's loss depend on the whole micro-batch by their nature, and go on to.
-
 `chunk_loss` has a causal model work out its head and its loss for a few positions at a time, so that its logits are
 never whole. Those of a row of 8,192 tokens and a vocabulary of 128,256 take 4.2 GB in fp32, their logarithms and
 gradients as much again. Here they are made, used and dropped chunk by chunk, with the gradients of hidden states and

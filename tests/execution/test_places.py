@@ -159,6 +159,13 @@ def test_several_devices_have_the_memory_that_all_of_them_have_free(four_gpus):
     assert (hardware.count, hardware.free_bytes) == (4, 10 * GIB)
 
 
+@pytest.mark.parametrize(
+    ("there", "asked", "numbers"), [(8, ("all",), (8, 1, 2, 4)), (6, ("all",), (6, 1, 2, 4)), (8, (1, "all"), (1, 8))]
+)
+def test_all_devices_are_compared_with_fewer_unless_others_are_named(there, asked, numbers):
+    assert places.numbers_of(make_gpu(count=there), asked) == numbers
+
+
 def test_where_several_trials_run_at_a_time_their_places_have_the_devices():
     place = make_gpu(count=2, free_bytes=30 * GIB)
     assert spread_over(2, place, workers=2) == (place, ["each training is spread over 2 devices"])

@@ -15,6 +15,7 @@ from plans import Looked, begun
 import autotune
 from autotune.api import subject_of
 from autotune.errors import InputError
+from autotune.execution.places import numbers_of
 from autotune.output.gather import command
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import request_of
@@ -83,7 +84,7 @@ def test_a_launcher_tells_how_many_processes_train(words, line, processes, here)
     found, number = without_launcher(words.split())
     assert (" ".join(found), number) == (line, processes)
     subject = UserTrainer(SearchOptions(model=""), script=words.split())
-    assert subject.options.devices == (() if processes is None else (processes,))
+    assert numbers_of(make_gpu(count=8), subject.options.devices) == ({None: 1, "all": 8}.get(processes, processes),)
     assert subject.code.command_line == line
 
 

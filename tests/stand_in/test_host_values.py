@@ -54,6 +54,11 @@ KNOWN = {
     "without NaN": lambda mask, labels, grid, pixels: (
         torch.isnan(pixels @ pixels).any() | torch.isinf(pixels * 2).any()
     ),
+    "powers of a number": lambda mask, labels, *_: 2.0**labels,
+    "which is one of them": lambda mask, labels, *_: torch.isin(7, labels),
+    "a kernel that leaves the CPU another buffer": lambda mask, labels, grid, pixels: F.logsigmoid(pixels),
+    "batch normalization": lambda mask, labels, grid, pixels: F.batch_norm(pixels, None, None, training=True),
+    "made sparse": lambda mask, *_: (mask.to_sparse(), mask)[1],
     "a loss": lambda mask, labels, grid, pixels: (pixels @ pixels).mean() * 0,
 }
 
