@@ -258,11 +258,12 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 def _remember(tensor: torch.Tensor, value: torch.Tensor) -> None:
     storage = tensor.untyped_storage()
-    most = _MOST_FRACTION_BYTES if tensor.is_floating_point() else _MOST_BYTES
+    # Bytes are workspaces of kernels.
+    most = _MOST_FRACTION_BYTES if tensor.is_floating_point() or tensor.dtype == torch.uint8 else _MOST_BYTES
     if not tensor.is_cuda or storage.nbytes() > most:
         return
     if _on_host(tensor) is None:
-        if len(_known) > 1000 and len(_known) % 256 == 0:
+        if storage.nbytes() > _MOST_FRACTION_BYTES // 4 or (len(_known) > 1000 and len(_known) % 256 == 0):
             for key in [key for key, (reference, _) in _known.items() if reference.expired()]:
                 del _known[key]
         held: Any = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]

@@ -95,6 +95,10 @@ def main():
             found[name] = f"told {case(*on('cuda'))}"
         except host_values.UnknownValueError as error:
             found[name] = str(error)
+    for kind in (torch.bool, torch.uint8):
+        for _ in range(8):
+            torch.zeros(64 << 20, dtype=kind, device="cuda")
+    found["held MiB"] = sum(held.nbytes() for _, held in host_values._known.values()) >> 20
     print(json.dumps(found))
 
 
@@ -112,6 +116,10 @@ def test_what_comes_from_the_host_is_what_a_cpu_says(found, name):
 def test_what_only_a_gpu_computes_is_refused_with_the_place(found, name):
     assert "that only a GPU computes, on which the memory may depend" in found[name]
     assert f"{__file__}:" in found[name]
+
+
+def test_large_tensors_that_are_gone_take_none_of_the_hosts_memory(found):
+    assert 64 <= found["held MiB"] < 2 * 64
 
 
 def test_memory_is_that_without_it():
