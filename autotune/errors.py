@@ -14,7 +14,6 @@
     └── NothingPassedError    6   configurations trained, but failed when they were measured again or checked
 
 Anything else that reaches the command line is a bug of ours (exit code 1); Ctrl-C is 130.
-A trial that fails is never an exception but a :class:`autotune.values.trial.Failure`.
 """
 
 from __future__ import annotations

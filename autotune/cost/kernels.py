@@ -8,8 +8,7 @@ Liger's own functions run on tensors without values and allocate as always; of i
 down with the tensors that it is given. A model is patched as transformers' Trainer has it done (`apply_liger_kernel`).
 The fused linear cross-entropy alone is written here, since it asks for values and for the device:
 `fused_linear_cross_entropy_forward` of liger-kernel 0.8. It works head and loss out in chunks of tokens, whose logits
-take about as much as the hidden states, and makes the gradients in the forward pass. Not covered: rows of a norm's
-gradient for each multiprocessor, of which there is one here.
+take about as much as the hidden states, and makes the gradients in the forward pass.
 """
 
 import contextlib

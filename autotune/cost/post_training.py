@@ -3,9 +3,8 @@
 The head, log-probabilities of the next tokens without the logits of all of them, is as `ChunkedLogProbFunction` of TRL
 1.16 (trl/kernels/chunked_logprob.py): products of tiles of 4,096 tokens and 32,768 words, once more in the backward
 pass, whose gradients are added up in fp32. On CUDA a kernel folds a tile in place, and only completions are scored; on
-the CPU torch's operators make further tensors of a tile's size, for all tokens. A tile of fewer tokens grows with the
-micro-batch, and is taken to go on growing: of micro-batches beyond 4,096 tokens whose traced ones, of at most four
-samples, were within them, a tile is overestimated.
+the CPU torch's operators make further tensors of a tile's size, for all tokens. A tile that the traced micro-batches
+don't fill is taken to go on growing beyond 4,096 tokens.
 
 The passes are without gradients, mostly those of a reference. DPO and KTO run the reference's pass when the policy's
 activations are there already, so its temporaries come on top of them; where completions are generated it runs before.

@@ -179,9 +179,10 @@ def stacks(config: Any, every: int = 1, leading: int = 0) -> tuple[Stack, ...]:
     With `every` the period is a multiple of it, such as 2 where every second layer is checkpointed; the first `leading`
     layers aren't like the others. Fields of a config inside are named with it, as "text_config.num_hidden_layers".
     """
-    if getattr(config, "image_token_id", None) is None:
+    if getattr(config, "image_token_id", None) is None or not hasattr(config, "vision_config"):
         of_both = (("num_layers", "num_decoder_layers"), ("encoder_layers", "decoder_layers"))
-        said = (names for names in (*of_both, ("num_hidden_layers",)) if all(_depth(config, name) for name in names))
+        others = (("num_encoder_layers", "num_decoder_layers"), ("num_hidden_layers",))
+        said = (names for names in (*of_both, *others) if all(_depth(config, name) for name in names))
         return tuple(_stack(config, name, every, leading) for name in next(said, ()))
     # A language model and the vision part before it, if the layers of that are alike: Qwen3-VL adds features of some of
     # its vision layers to the first layers of the language model (DeepStack), and some of Qwen2.5-VL's attend beyond

@@ -67,7 +67,7 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
     chunks = is_linear and loss_shifts(model) and not any(getattr(config, name) for name in caps)
     # Heads that the class's plan of tensor parallelism can divide among devices; some configs have a list, a figure for
     # each layer.
-    heads, keys = (getattr(config, f"num_{name}_heads", None) for name in ("attention", "key_value"))
+    heads, keys = (_of_all_layers(config, f"num_{name}_heads") for name in ("attention", "key_value"))
     if not isinstance(heads, int) or not getattr(model, "_tp_plan", None):
         heads = None
     elif isinstance(keys, int) and keys:
@@ -82,7 +82,7 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
         layers=sum(isinstance(module, GradientCheckpointingLayer) for module in model.modules()) or None,
         experts=experts,
         experts_implementations=implementations,
-        experts_per_token=getattr(config, "num_experts_per_tok", None) if experts else None,
+        experts_per_token=_of_all_layers(config, "num_experts_per_tok") if experts else None,
         expert_capacity=getattr(config, "expert_capacity", None) if experts else None,
         liger=has_liger,
         batch_coupled=_coupling(model, config),
@@ -97,10 +97,17 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
         expert_parameters=tuple(dict.fromkeys(".".join(name.split(".")[-2:]) for name in of_experts)),
         takes_prefix=passes_cache and (width is None or width * config.num_heads == config.d_model),
         not_fsdp=_fsdp_conflict(model),
-        counts_keys=hasattr(config, "num_key_value_heads"),
+        counts_keys=keys is not None,
         tensor_parallel_heads=heads,
         architecture=hashlib.sha256(written.encode()).hexdigest()[:16],
     )
+
+
+def _of_all_layers(config: Any, name: str) -> Any:
+    """Return a figure of a config; None: it has none, or layers differ in it, so that transformers refuses to tell."""
+    with contextlib.suppress(AttributeError, RuntimeError):
+        return getattr(config, name)
+    return None
 
 
 def _figures(config: dict[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,6 @@ draw every number.
 **Quantized.** `from_pretrained` replaces the linear layers of a model on the meta device by bitsandbytes' and quantizes
 weights while it reads them; `from_config` refuses to. `quantize` replaces the same layers by the library's own
 quantizer and fills them on the device one after the other, so that 16 or 32 bits of all weights are never held at once.
-
-**Tensor parallel.** `from_config` doesn't know `distributed_config` either. `shard_model`, which every rank has to
-call, takes the steps of `PreTrainedModel.from_pretrained` (transformers 5.23) in its order.
 """
 
 from __future__ import annotations
@@ -138,8 +135,9 @@ def quantization_of(layer: Any) -> str:
 def shard_model(model: PreTrainedModel, degrees: dict[str, Any]) -> PreTrainedModel:
     """Return `model` with this rank's part of its weights, on this rank's device.
 
-    The model is on a device, if its weights are to be split, or on the meta device, for new ones. `degrees` are of
-    transformers' `DistributedConfig`; a ValueError says that the class has no plan.
+    Every rank has to call it. It takes the steps of `PreTrainedModel.from_pretrained` (transformers 5.23), as
+    `from_config` knows no `distributed_config`. The model is on a device, if its weights are to be split, or on the
+    meta device, for new ones. `degrees` are of `DistributedConfig`; a ValueError says that the class has no plan.
     """
     from torch import distributed
     from torch.distributed.tensor import DTensor

@@ -55,6 +55,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "qwen2_moe", **DECODER, **EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 32,
         "mlp_only_layers": [2],
     },
+    "a depth that can't be set": {
+        "model_type": "funnel", "vocab_size": 128, "block_sizes": [2, 2], "num_decoder_layers": 2, "d_model": 32,
+        "n_head": 4, "d_head": 8, "d_inner": 48,
+    },
 }  # fmt: skip
 
 LENGTH, TARGET_LENGTH = 64, 32

@@ -36,6 +36,7 @@ HEADS = [
     ("a leading dense layer", Task.CAUSAL_LM),
     ("layers of two kinds", Task.CAUSAL_LM),
     ("an odd layer", Task.CAUSAL_LM),
+    ("a depth that can't be set", Task.MASKED_LM),
 ]
 
 EMBEDDINGS = [f"bert.embeddings.{kind}_embeddings" for kind in ("word", "position", "token_type")]

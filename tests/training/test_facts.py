@@ -7,7 +7,8 @@ from conftest import write_model
 from factories import make_spec
 from tiny_models import NO_DROPOUT, SIZES, T5, TINY, on_cpu, tiny, without_dropout
 
-from autotune.training.build import describe
+from autotune.training.build import build_model, describe
+from autotune.training.facts import facts_of
 from autotune.training.resolve import default_task, resolve
 from autotune.values.model import Task
 
@@ -133,6 +134,24 @@ def facts_of_config(model_type: str, config: dict, task: Task, kind: str = "deco
 def test_a_config_without_a_number_of_key_heads_is_told_from_one_that_leaves_the_class_to_say_it():
     assert facts_of_config("llama", LLAMA, Task.CAUSAL_LM).counts_keys
     assert not facts_of_config("gpt_neox", LLAMA, Task.CAUSAL_LM).counts_keys
+
+
+def test_a_figure_that_each_layer_has_its_own_of_is_none_of_the_model():
+    """As by `per_layer_config` in transformers 5.24, whose error is a RuntimeError."""
+    model = build_model(
+        make_spec(model_type="llama", config=LLAMA), Task.CAUSAL_LM, dtype="float32", attn_implementation=None,
+        device="meta",
+    )  # fmt: skip
+
+    class Varied(type(model.config)):
+        @property
+        def num_attention_heads(self):
+            raise RuntimeError("'num_attention_heads' is a per-layer attribute")
+
+    assert facts_of(model, Task.CAUSAL_LM).tensor_parallel_heads
+    del model.config.num_attention_heads
+    model.config.__class__ = Varied
+    assert facts_of(model, Task.CAUSAL_LM).tensor_parallel_heads is None
 
 
 @pytest.mark.parametrize("tied", [True, False])
