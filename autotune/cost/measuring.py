@@ -9,8 +9,7 @@ for `rates.calibrate`:
 * **Host to device**: a copy from pinned memory; on a CPU within its memory.
 
 For a search the launcher enters `run_measure` like a trial: operators and optimizers run in the shapes of its models,
-alone, on random numbers, in turn, so that each finds the caches about as a training leaves them; the costliest first
-until the time is spent. The time beside operators is that of a model so narrow that its operators have little to do.
+in turn, so that each finds the caches about as a training leaves them, the costliest first until the time is spent.
 """
 
 import contextlib

@@ -8,8 +8,7 @@ saw, and are killed. Then the rest of the processes' groups is killed too, and e
 
 Three nets end a trial with all that it has started, or a killed search, since each net has holes. A process group holds
 all that a trial starts but leaders of a session (torchrun's ranks are). A subreaper gets these back when their parent
-ends: a trial's process while it lives, and then the launcher, except if the launcher itself is killed. So every process
-of a search also carries a mark in its environment, which children inherit.
+ends: a trial's process, then the launcher. So every process of a search also carries a mark in its environment.
 """
 
 import contextlib
