@@ -106,7 +106,7 @@ class SearchSpace:
             if not found:
                 return None
             reasons = reasons or found
-        return reasons[0]
+        return next(iter(reasons), None)
 
     @functools.cached_property
     def _surroundings(self) -> list[tuple[Point, list[str]]]:
