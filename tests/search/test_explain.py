@@ -170,4 +170,4 @@ def test_a_real_winner_is_explained_and_reported(autotune, tiny_llama, tmp_path)
     page = (tmp_path / "run" / "report.html").read_text()
     assert "measured in turn with the winner" in page
     assert "autotune find --model" in page  # the command that the search was started with
-    assert "part-activations" in page  # the memory, traced
+    assert '<th scope="row">activations</th>' in page  # the memory, traced
