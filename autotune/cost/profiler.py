@@ -77,7 +77,7 @@ def profile(
         config = without_chance(build_config(spec, shape.task))
         found = stacks(config, family.checkpointed_every, frozen_layers(spec.frozen))
         if found and all(s.depth > s.base for s in found):
-            with contextlib.suppress(NotLinear, NotImplementedError):  # some configs don't let their depth be set
+            with contextlib.suppress(NotLinear):
                 return profiler.extended(config, found, parameters if family.tensor_parallel == 1 else None)
             if family.compiled:
                 raise NotLinear("layers are compiled to programs that differ")  # as a whole it would take minutes

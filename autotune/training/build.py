@@ -242,5 +242,5 @@ def _stack(config: Any, name: str, every: int, leading: int) -> Stack:
 
 
 def _depth(config: Any, name: str) -> int:
-    value = getattr(config, name, None)
+    value = None if isinstance(getattr(type(config), name, None), property) else getattr(config, name, None)  # derived
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

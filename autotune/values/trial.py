@@ -214,7 +214,7 @@ class Measurement(Value):
     samples_per_second_interval: Interval
     memory: Memory
     startup_s: float  # seconds from launch to the first training step
-    first_step_s: float  # seconds of the first optimizer step, compilation included
+    first_step_s: float  # seconds of the first optimizer step, at the full accumulation, compilation included
     data_wait_share: float | None  # share of a step spent waiting for data; None: unknown
     padding_share: float | None = None  # share of padding in the positions that ran; None: no tokens
     loss: float | None  # mean training loss over all steps; None: the user's loop returns none

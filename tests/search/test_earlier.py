@@ -22,12 +22,13 @@ from factories import (
     make_request,
     make_result,
     make_space_file,
+    make_workload,
 )
 from profiles import MB, make_family, make_group, make_model, make_profile, make_rates, make_work
 from recorded_searches import DAY, keep, recorded_search, recorded_trial
 from search_events import Heard
 
-from autotune.search.earlier import EarlierSearches
+from autotune.search.earlier import EarlierSearches, hopeless_after_s
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.space.space import History
 from autotune.storage.record import Record
@@ -35,6 +36,7 @@ from autotune.storage.recorded import RecordedSearch, read_recorded
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import RecordWriter
 from autotune.units import GIB
+from autotune.values.budget import Budget, Effort
 from autotune.values.config import Allowance, Parallelism, TrainConfig
 from autotune.values.problem import Objective
 from autotune.values.trial import Memory, Purpose, TrialRequest, TrialStatus
@@ -74,6 +76,14 @@ def refused(config: TrainConfig, *searches, plan=PLAN, now=()) -> str | None:
 
 
 TYPICAL = kept(recorded_trial(FAST, 20.0), recorded_trial(SECOND, 15.0))
+
+
+@pytest.mark.parametrize(("micro", "least_s"), [(1, 40.0), (32, 15.0 + 2.5 * 4 * 64 / 4)])
+def test_a_trial_of_longer_steps_has_the_time_of_one_as_fast_as_the_leader(micro, least_s):
+    """Two micro-steps of 32 samples at 4 a second take 16 s; two steps are discarded, and two count."""
+    plan = make_plan(workload=make_workload(global_batch_size=64), budget=Budget.of(Effort.STANDARD))
+    leader = make_result(make_config(1), make_measurement(4.0), duration_s=10.0)
+    assert hopeless_after_s(plan, make_config(micro), leader) == pytest.approx(least_s)
 
 
 def test_what_was_trained_over_other_numbers_of_devices_is_another_search():

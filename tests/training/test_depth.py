@@ -11,6 +11,16 @@ T5 = {"num_layers": 12, "num_decoder_layers": 6}
 BART = {"encoder_layers": 3, "decoder_layers": 4}
 
 
+class Blocks:
+    """As of Funnel: its depth follows from its blocks, and can't be set."""
+
+    num_hidden_layers = property(lambda self: 4)
+
+
+def test_a_depth_that_follows_from_other_figures_is_none_to_be_changed():
+    assert stacks(Blocks()) == ()
+
+
 @pytest.mark.parametrize(
     ("fields", "depths"),
     [
