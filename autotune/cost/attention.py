@@ -13,8 +13,12 @@ one; in fp32 the product of output and its gradient; and a workspace, see `_work
 of all heads, 16 bits computed in 32. Not covered: cuDNN's workspaces.
 """
 
+import contextlib
 import math
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, cast
+from unittest import mock
 
 import torch
 from torch.nn.functional import pad
@@ -67,10 +71,11 @@ def chosen(call: AttentionCall, generation: Generation) -> Literal["flash", "eff
     return "efficient" if is_efficient else "math"
 
 
-def attention(recorder: Recorder, call: AttentionCall, generation: Generation | None) -> torch.Tensor:
+def attention(recorder: Recorder, call: AttentionCall, generation: Generation | None, ring: int = 1) -> torch.Tensor:
     """Return an output of the kernel that torch takes, without computing it; the recorder writes it down.
 
-    `generation`: of a CUDA device; None: the CPU, whose kernel lays its output out by position.
+    `generation`: of a CUDA device; None: the CPU, whose kernel lays its output out by position. `ring`: devices that
+    have a part of the tokens each and pass on their keys and values.
     """
     if generation is None:
         return _fused(recorder, "fused", *call[:4], call.is_causal)
@@ -79,6 +84,10 @@ def attention(recorder: Recorder, call: AttentionCall, generation: Generation | 
         mask = torch.zeros_like(mask, dtype=call.query.dtype)
         call = call._replace(attn_mask=mask)
     kernel = chosen(call, generation)
+    if ring > 1:
+        if kernel != "flash":
+            raise NotImplementedError("keys and values are passed on beside flash attention alone")
+        return cast(torch.Tensor, RingAttention.apply(*call[:3], Kernel("flash", recorder), ring))  # type: ignore[no-untyped-call]
     if kernel == "math":
         return _math(call)
     if kernel == "flash":
@@ -95,7 +104,7 @@ def _fused(
     recorder: Recorder, kernel: str, query: Any, key: Any, value: Any, mask: Any, causal: bool, where: Any = None
 ) -> torch.Tensor:
     apply: Any = FusedAttention.apply
-    return cast(torch.Tensor, apply(query, key, value, mask, recorder, causal, kernel, where))
+    return cast(torch.Tensor, apply(query, key, value, mask, causal, Kernel(kernel, recorder, where)))
 
 
 def flash(
@@ -136,48 +145,44 @@ def _math(call: AttentionCall) -> torch.Tensor:
     return output
 
 
-class FusedAttention(torch.autograd.Function):
-    """Fused attention on the CPU, or by a kernel of a CUDA device: no score is saved."""
+class Kernel(NamedTuple):
+    """A kernel whose passes the recorder writes down, by torch's names of their arguments."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, query: Any, key: Any, value: Any, mask: Any, recorder: Any, causal: bool, kernel: str, where: Any
-    ) -> Any:
+    name: str
+    recorder: Recorder
+    generation: Any = None  # of a CUDA device, for the efficient kernel
+
+    def forward(self, query: Any, key: Any, value: Any, *, is_causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the output and the normaliser (log-sum-exp) of its rows."""
         batch, heads, length, _ = query.shape
-        ctx.recorder, ctx.causal, ctx.kernel, ctx.generation = recorder, causal, kernel, where
-        ctx.flops = 4.0 * query.numel() * key.shape[2] * (0.5 if causal else 1.0)
-        if kernel == "flash":  # laid out as `empty_like` does, without the work of filling it
+        if self.name == "flash":  # laid out as `empty_like` does, without the work of filling it
             order = sorted(range(query.dim()), key=query.stride, reverse=True)
             places = [order.index(dim) for dim in range(query.dim())]
             output = query.new_zeros([query.shape[dim] for dim in order]).permute(places)
         else:
             output = _by_position(query, value.shape[-1])
-        rows = _up(length, 32) if kernel == "efficient" else length
+        rows = _up(length, 32) if self.name == "efficient" else length
         normaliser = query.new_empty((batch, heads, rows), dtype=torch.float32)
         accumulator = None
-        if kernel == "efficient" and query.dtype in _HALF and value.shape[-1] > 128:
+        if self.name == "efficient" and query.dtype in _HALF and value.shape[-1] > 128:
             # kNeedsOutputAccumulatorBuffer in kernel_forward.h
             accumulator = output.new_empty(output.shape, dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, mask, output, normaliser)
-        _note(ctx, "attention", ctx.flops, query, key, value, output)
+        self._note("attention", 2, query, key, value, output, is_causal=is_causal)
         del accumulator
-        return output
+        return output, normaliser
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        query, key, value, mask, output, _ = ctx.saved_tensors
+    def backward(
+        self, grad_out: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any, *, is_causal: bool
+    ) -> list[torch.Tensor]:
+        """Return the gradients of query, key and value."""
         batch, heads, length, width = query.shape
-        is_flash, is_efficient = ctx.kernel == "flash", ctx.kernel == "efficient"
+        is_flash, is_efficient = self.name == "flash", self.name == "efficient"
         if is_flash or is_efficient:
-            gradient = gradient.transpose(1, 2).contiguous()
+            grad_out = grad_out.transpose(1, 2).contiguous()
         if is_flash:
-            output = output.transpose(1, 2).contiguous()
-        of_inputs = [torch.empty_like(t) if is_flash else _by_position(t, t.shape[-1]) for t in (query, key, value)]
-        of_mask, scratch = None, list[torch.Tensor]()
-        if mask is not None and ctx.needs_input_grad[3]:
-            of_mask = torch.empty_like(mask)
-            if is_efficient:
-                of_mask = mask.new_empty((*mask.shape[:-1], _up(mask.shape[-1], 16)))[..., : mask.shape[-1]]
+            out = out.transpose(1, 2).contiguous()
+        found = [torch.empty_like(t) if is_flash else _by_position(t, t.shape[-1]) for t in (query, key, value)]
+        scratch = list[torch.Tensor]()
         if is_flash:
             rows, columns = _up(length, 128), _up(width, 32 if width <= 128 else 64)
             sizes = (batch, heads, rows), (batch, rows, heads, columns)
@@ -188,17 +193,83 @@ class FusedAttention(torch.autograd.Function):
             if query.dtype in _HALF:
                 scratch.append(query.new_empty((batch, heads, length), dtype=torch.float32))
             else:
-                scratch.append((gradient * output.transpose(1, 2)).sum(-1).transpose(-2, -1).contiguous())
-            scratch.append(query.new_empty((_workspace(query, key, ctx.generation),), dtype=torch.float32))
-        # Five contractions where the forward pass has two.
-        _note(ctx, "attention_backward", 2.5 * ctx.flops, query, key, value, output, gradient, of_inputs[0])
+                scratch.append((grad_out * out.transpose(1, 2)).sum(-1).transpose(-2, -1).contiguous())
+            scratch.append(query.new_empty((_workspace(query, key, self.generation),), dtype=torch.float32))
+        self._note("attention_backward", 5, query, key, value, out, grad_out, found[0], is_causal=is_causal)
         del scratch
-        return (*of_inputs, of_mask, None, None, None, None)
+        return found
+
+    def _note(self, name: str, products: int, *tensors: torch.Tensor, is_causal: bool) -> None:
+        kind = CONTRACTION if self.name == "fused" else FUSED_ATTENTION
+        query, key = tensors[:2]
+        flops = 2.0 * products * query.numel() * key.shape[2] * (0.5 if is_causal else 1.0)
+        self.recorder.note_kernel(f"{self.name}_{name}", flops, *tensors, kind=kind, causal=is_causal)
 
 
-def _note(ctx: Any, name: str, flops: float, *tensors: torch.Tensor) -> None:
-    kind = CONTRACTION if ctx.kernel == "fused" else FUSED_ATTENTION
-    ctx.recorder.note_kernel(f"{ctx.kernel}_{name}", flops, *tensors, kind=kind, causal=ctx.causal)
+class FusedAttention(torch.autograd.Function):
+    """Fused attention on the CPU, or by a kernel of a CUDA device: no score is saved."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, causal: bool, kernel: Kernel) -> Any:
+        ctx.causal, ctx.kernel = causal, kernel
+        output, normaliser = kernel.forward(query, key, value, is_causal=causal)
+        ctx.save_for_backward(query, key, value, mask, output, normaliser)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        query, key, value, mask, output, normaliser = ctx.saved_tensors
+        of_mask = None
+        if mask is not None and ctx.needs_input_grad[3]:
+            of_mask = torch.empty_like(mask)
+            if ctx.kernel.name == "efficient":
+                of_mask = mask.new_empty((*mask.shape[:-1], _up(mask.shape[-1], 16)))[..., : mask.shape[-1]]
+        found = ctx.kernel.backward(gradient, query, key, value, output, normaliser, is_causal=ctx.causal)
+        return (*found, of_mask, None, None)
+
+
+class RingAttention(torch.autograd.Function):
+    """Causal attention of the first of several devices that pass on keys and values: torch's own ring, without messages.
+
+    The first holds the most of all: it adds all but its own keys' part to the second half of its rows, in a copy.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any, kernel: Kernel, devices: int) -> Any:
+        ctx.kernel, ctx.devices = kernel, devices
+        with _first_of(devices) as ring:
+            output, normaliser = ring._templated_ring_attention(
+                None, 2, kernel.forward, query, key, value, is_causal=True
+            )
+        ctx.save_for_backward(query, key, value, output, normaliser)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        with _first_of(ctx.devices) as ring:
+            found = ring._templated_ring_attention_backward(
+                None, 2, ctx.kernel.backward, gradient, "grad_out", *ctx.saved_tensors, is_causal=True
+            )
+        return (*found, None, None)
+
+
+@contextlib.contextmanager
+def _first_of(devices: int) -> Iterator[Any]:
+    """Yield torch's module of ring attention, in which the others' messages are empty tensors of their sizes."""
+    from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+
+    def gathered(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return tensor.new_empty((devices * tensor.shape[0], *tensor.shape[1:]))
+
+    group = SimpleNamespace(get_rank=lambda _: 0, get_world_size=lambda _: devices, ProcessGroup=object)
+    messages = SimpleNamespace(
+        all_gather_tensor=gathered,
+        all_gather_single=gathered,  # its name from torch 2.13 on
+        permute_tensor=lambda tensor, *_: torch.empty_like(tensor),
+        AsyncCollectiveTensor=(),
+    )
+    with mock.patch.multiple(ring, dist=group, ft_c=messages):
+        yield ring
 
 
 def _workspace(query: torch.Tensor, key: torch.Tensor, generation: Generation) -> int:

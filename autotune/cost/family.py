@@ -40,6 +40,9 @@ class Family(Value):
     sequence_parallel: int = Field(
         default=1, exclude_if=lambda degree: degree == 1, description="devices that share a sample's tokens"
     )
+    ring: int = Field(
+        default=1, exclude_if=lambda degree: degree == 1, description="those of them that pass on keys and values"
+    )
     generation: Generation = Field(default="ampere", description="of a CUDA device: whose kernels and workspaces")
     precompute_ref_log_probs: bool = Field(default=False, description="of a recipe: the reference ran before training")
     compiled: bool = Field(
@@ -132,6 +135,7 @@ def family_of(config: TrainConfig, hardware: Hardware, workload: Workload | None
         quantization=config.quantization or (code and code.quantization),
         tensor_parallel=spread.tensor_parallel,
         sequence_parallel=spread.sequence_parallel,
+        ring=spread.ring,
         generation=generation_of(hardware.capability),
         precompute_ref_log_probs=config.precompute_ref_log_probs,
         compiled=is_traced and config.torch_compile_backend == "inductor",

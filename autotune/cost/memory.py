@@ -97,14 +97,15 @@ def _steps(profile: Profile, micro_batch: float, accumulation: float, share: Sha
 
 def _peak(profile: Profile, storages: Storages, share: Share, samples: float, *, later: bool) -> Components:
     """Return the memory of a pass at its peak; `later`: an earlier micro-step's gradients are there."""
-    lines, moments = _moments(storages, later)
+    lines, in_forward, moments = _moments(storages, later)
     activations, temporaries, gradients, fresh = (lines[..., 0] + lines[..., 1] * samples).T
     activations, has_gradients = share.kept * activations, gradients > 0
     gradients = share.gradient_share * (fresh if later else gradients) + (share.accumulated if later else 0.0)
     if share.in_backward:
         temporaries = temporaries + share.stepping * (gradients > 0)
         gradients = np.minimum(gradients, share.gradients)
-    buffers = np.where(has_gradients, share.backward_buffers, share.forward_buffers)
+    buffers = np.where(has_gradients, share.backward_buffers, share.loss_buffers)
+    buffers = np.where(in_forward, share.forward_buffers, buffers)
     at = int((activations + temporaries + gradients + buffers).argmax())
     kept, taken, made, moved = (float(part[at]) for part in (activations, temporaries, gradients, buffers))
     weights = share.weights + always_bytes(profile)
@@ -112,8 +113,8 @@ def _peak(profile: Profile, storages: Storages, share: Share, samples: float, *,
 
 
 @functools.lru_cache(maxsize=1024)
-def _moments(storages: Storages, later: bool) -> tuple[Vector, list[str]]:
-    """Return the moments that are a pass's peak at some micro-batch, as `alive` has them, and what runs then."""
+def _moments(storages: Storages, later: bool) -> tuple[Vector, Vector, list[str]]:
+    """Return a pass's peaks at any micro-batch as `alive` has them, whether in the forward pass, and what runs then."""
     found, moments = storages.alive, list[int]()
     activations, temporaries, gradients, fresh = found.transpose(1, 0, 2)
     # With all gradients, or where some are dealt out. The buffers of several devices don't count: they come and go, and
@@ -128,7 +129,7 @@ def _moments(storages: Storages, later: bool) -> tuple[Vector, list[str]]:
     made = [int(storages.rows[(storages.rows[:, 0] == at).argmax(), 6]) for at in highest] if storages.origins else []
     origins = [storages.origins[origin] for origin in made] or [("", "")] * len(highest)
     names = [f"{REFERENCE}: {name}" if module.startswith(REFERENCE) else name for module, name in origins]
-    return found[highest], names
+    return found[highest], highest < storages.forward_end, names
 
 
 def _generating(profile: Profile, share: Share, completions: int) -> list[Components]:
@@ -265,12 +266,18 @@ class Footprint:
                 evaluating.append(replace(evaluating[0], activations=whole, temporaries=whole, moment="cat"))
             between.insert(0, _largest(evaluating))
         is_replayed = profile.family.device == "cuda" and config.activation_memory_budget is None
-        if is_replayed and (config.parallelism.is_single or buckets_of(config, profile.family)):
-            peaks = self._held(evaluation)
+        is_whole = config.parallelism.is_single or buckets_of(config, profile.family) is not None
+        if is_replayed and (is_whole or WAYS[config.parallelism.sharding].engine == "fsdp"):
+            peaks, counted = self._held(evaluation), steps
+            if not is_whole:  # beside shards blocks are larger than what was asked for by as much as on one device
+                alone = share_of(profile, config.optim, Spread(Parallelism(), False), accumulated=self.accumulation > 1)
+                counted = _steps(profile, self.micro_batch, self.accumulation, alone)
             inputs = profile.inputs_bytes * self.micro_batch * self.accumulation + profile.buffers_bytes
-            steps = [_replayed(c, peak + inputs) for c, peak in zip(steps, peaks[:2], strict=True)]
-            if peaks.evaluation:
-                between[0] = _replayed(between[0], peaks.evaluation + profile.buffers_bytes)
+            more = [peak + inputs - c.allocated for c, peak in zip(counted, peaks[:2], strict=True)]
+            steps = [replace(c, temporaries=c.temporaries + size) for c, size in zip(steps, more, strict=True)]
+            if is_whole and peaks.evaluation:
+                size = peaks.evaluation + profile.buffers_bytes - between[0].allocated
+                between[0] = replace(between[0], temporaries=between[0].temporaries + size)
         steps[0] = replace(steps[0], temporaries=steps[0].temporaries + self._kept_outputs)
         completions = config.generation_batch_size or round(self.micro_batch * self.accumulation)
         return [*steps, *_generating(profile, share, completions), *between]
@@ -353,10 +360,6 @@ class Footprint:
             for module, group in parameters:
                 if group.trained:
                     yield _Tensor("gradients", module, "parameter", group.nbytes)
-
-
-def _replayed(counted: Components, allocated: float) -> Components:
-    return replace(counted, temporaries=counted.temporaries + allocated - counted.allocated)
 
 
 def _knob(config: TrainConfig, kind: str, module: str, operator: str, *, is_fixed: bool) -> str | None:

@@ -99,7 +99,8 @@ class Share:
     gradient_share: float  # of the gradients that the tape has so far, the part that stays
     accumulated: float  # gradients that are there between the micro-batches of a step
     stepping: float  # temporaries of the optimizer's step
-    forward_buffers: float = 0.0  # gathered weights and messages while there are no gradients yet
+    forward_buffers: float = 0.0  # gathered weights and messages in the forward pass, the loss included
+    loss_buffers: float = 0.0  # the same in the backward pass while there are no gradients yet
     backward_buffers: float = 0.0  # the same when there are
     step_buffers: float = 0.0  # the same at the optimizer's step
     kept: float = 1.0  # share of the activations that are stored
@@ -130,6 +131,7 @@ def share_of(profile: Profile, optim: str, spread: Spread, *, accumulated: bool)
         accumulated=0.0 if at_once else gradients,
         stepping=temporary_bytes(optim, profile.parameters, profile.family.gpu),
         forward_buffers=buckets,
+        loss_buffers=buckets,
         backward_buffers=buckets,
         step_buffers=buckets,
         in_backward=at_once > 0,
@@ -151,21 +153,28 @@ def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated
     states, paged = state_bytes(optim, local)
     gradients = total_bytes(local, trained=True)
     stepping = temporary_bytes(optim, local, profile.family.gpu)
-    # Whole weights that are there when the loss is computed, and in the backward pass of a layer.
-    layer, outside = total_bytes(profile.layer or profile.parameters), total_bytes(profile.outside)
+    # Whole weights that are there when the loss is computed, and in the backward pass of a layer. The unit of norm and
+    # head, without an embedding table that isn't the head as well, is not given back after the forward pass, in which
+    # there is also the message of the unit that came last; in the backward pass the next layer is fetched ahead. With a
+    # table that is, the unit begins with the embeddings, whose inputs have no gradient, and stays to the end.
+    layer, outside = total_bytes(profile.layer or profile.parameters), profile.outside
+    tables = {group.elements for group in outside if group.embedding}
+    has_head = any(group.elements in tables for group in outside if not group.embedding)
+    last = tuple(group for group in outside if not group.embedding) if has_head else outside
+    between = total_bytes(last)
     if not way.regathers:
-        forward = backward = total_bytes(profile.parameters)
+        forward = between = backward = total_bytes(profile.parameters)
     elif spread.root_stays:
-        forward, backward = outside + layer, outside + 2 * layer
+        between = total_bytes(outside)
+        forward, backward = between + layer, between + 2 * layer
     else:
-        # The unit of norm and head, without an embedding table that isn't the head as well, is not given back after
-        # the forward pass; the next layer is fetched ahead.
-        rest = [g for g in profile.outside if not g.embedding]
-        tables = {g.elements for g in profile.outside if g.embedding}
-        has_head = any(group.elements in tables for group in rest)
-        forward, backward = (total_bytes(rest) if has_head else outside) + layer, 2 * layer
-    # The backward pass holds the gradients of the layer it is in, and the message that the layer before is reduced by.
-    backward += 2 * total_bytes(profile.layer or profile.parameters, trained=True)
+        forward = between + (between if has_head else layer)
+        backward = (0.0 if has_head else between) + 2 * layer
+    # The backward pass holds the gradients of the layer it is in, and the message that the unit before is reduced by;
+    # beside whole gradients of earlier micro-batches, to which a layer adds its own, the head's message is the most.
+    of_layer = total_bytes(profile.layer or profile.parameters, trained=True)
+    of_head = total_bytes(last, trained=True) if has_head else 0.0
+    backward += of_head if accumulated else of_layer + max(of_layer, of_head)
     found = Share(
         weights=total_bytes(local) + profile.buffers_bytes,
         states=states,
@@ -177,6 +186,7 @@ def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated
         accumulated=profile.gradients_bytes,
         stepping=stepping,
         forward_buffers=forward,
+        loss_buffers=between,
         backward_buffers=backward,
     )
     if spread.parallelism.offload == "none":
@@ -214,7 +224,7 @@ def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
         gradient_share=0.0 if gathers else share,
         accumulated=0.0 if gathers else reduced if way.gradients else profile.gradients_bytes,
         stepping=partition + updating,
-        forward_buffers=gathered + (bucket if gathers else 0.0),
+        **dict.fromkeys(("forward_buffers", "loss_buffers"), gathered + (bucket if gathers else 0.0)),
         backward_buffers=gathered + bucket,
         step_buffers=bucket if gathers else 0.0,  # stages 1 and 2 give theirs back when all is reduced
     )

@@ -69,6 +69,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             if torch.is_grad_enabled():  # TRL generates without autocast
                 self._dtypes.add(output.dtype)
 
+        @functools.wraps(attention)  # torch puts its ring in the place of that name
         def attend(*args: Any, **kwargs: Any) -> torch.Tensor:
             self._kernels.add(attention_kernel(*args, **kwargs))
             return attention(*args, **kwargs)
@@ -302,6 +303,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
 def attention_kernel(*args: Any, **kwargs: Any) -> str:
     def as_cast(value: Any) -> Any:  # rotary positions leave queries and keys in fp32 for autocast to cast
+        value = value.to_local() if isinstance(value, DTensor) else value
         device = value.device.type if isinstance(value, torch.Tensor) and value.dtype is torch.float32 else None
         if device is None or not torch.is_autocast_enabled(device):
             return value

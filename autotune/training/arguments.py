@@ -212,6 +212,9 @@ def parallel_variables(config: TrainConfig) -> dict[str, str]:
         return used | {f"PARALLELISM_CONFIG_DP_{name}_SIZE": str(degree) for name, degree in degrees.items()}
     if spread.sequence_parallel == 1:
         return {}
+    if spread.sharding in FSDP_KINDS:
+        degrees = {"CP": spread.sequence_parallel, "DP_SHARD": spread.data_parallel}
+        return used | {f"PARALLELISM_CONFIG_{name}_SIZE": str(degree) for name, degree in degrees.items()}
     return used | {
         "PARALLELISM_CONFIG_SP_SIZE": str(spread.sequence_parallel),
         "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": str(spread.data_parallel),

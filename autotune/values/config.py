@@ -163,7 +163,8 @@ class Parallelism(Value):
     sequence_parallel: PositiveInt = Field(
         default=1,
         exclude_if=lambda degree: degree == 1,
-        description="devices that share the tokens of each sample, by DeepSpeed's Ulysses (ALST)",
+        description="devices that share the tokens of each sample: beside ZeRO by DeepSpeed's Ulysses (ALST), beside "
+        "FSDP by accelerate's context parallelism (`cp_size`)",
     )
     model_parallel: PositiveInt = Field(
         default=1,
@@ -193,6 +194,11 @@ class Parallelism(Value):
     def shared_by(self) -> int:
         """Number of ranks that work on the same samples."""
         return self.tensor_parallel * self.sequence_parallel * self.model_parallel
+
+    @property
+    def ring(self) -> int:
+        """Number of devices that pass on keys and values of the tokens that they share, as those beside FSDP do."""
+        return self.sequence_parallel if self.sharding.startswith("fsdp") else 1
 
     @property
     def ranks(self) -> range | None:

@@ -120,12 +120,25 @@ def test_grad_op_gathers_the_whole_model_and_full_two_layers_of_it():
     assert full.backward_buffers == pytest.approx((2 + 2) * layer)  # weights, and gradients on their way
 
 
-def test_embeddings_are_not_gathered_with_the_head_unless_they_are_tied():
-    table, head = make_group(100, 8, embedding=True), make_group(100, 8)
-    layer = (make_group(8, 8),)
-    for outside in ((table, head), (table,)):
+def test_the_unit_of_the_head_is_given_back_when_its_backward_pass_ends_unless_embeddings_are_in_it():
+    """In bytes of fp32: a table or a head of 3,200, a layer of 256."""
+    table, head, layer = make_group(100, 8, embedding=True), make_group(100, 8), (make_group(8, 8),)
+
+    def held(*outside, accumulated):
         model = make_profile(parameters=(*layer, *outside), layer=layer, outside=outside)
-        assert share(model, "fsdp_full", 2, mixed=False).forward_buffers == 4 * (800 + 64)
+        found = share(model, "fsdp_full", 2, mixed=False, accumulated=accumulated)
+        return found.forward_buffers, found.loss_buffers, found.backward_buffers
+
+    # In the forward pass a message too, of the unit that came last: the head, or with tied weights a layer.
+    assert held(table, head, accumulated=False) == (
+        2 * 3200,
+        3200,
+        2 * 256 + 256 + 3200,
+    )  # the head's gradients are sent
+    assert held(table, accumulated=False) == (3200 + 256, 3200, 3200 + 2 * 256 + 2 * 256)
+    # Beside whole gradients of earlier micro-batches a layer's own are added to them.
+    assert held(table, head, accumulated=True) == (2 * 3200, 3200, 2 * 256 + 3200)
+    assert held(table, accumulated=True) == (3200 + 256, 3200, 3200 + 2 * 256)
 
 
 def test_shards_are_of_the_first_ranks_rows_and_packed_weights_stay_packed():
