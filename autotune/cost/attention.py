@@ -229,9 +229,9 @@ class FusedAttention(torch.autograd.Function):
 
 
 class RingAttention(torch.autograd.Function):
-    """Causal attention of the first of several devices that pass on keys and values: torch's own ring, without messages.
+    """Causal attention of the first of several devices that pass on keys and values, by torch's own ring.
 
-    The first holds the most of all: it adds all but its own keys' part to the second half of its rows, in a copy.
+    The first holds the most: what other devices' keys add to the second half of its rows goes into a copy of all rows.
     """
 
     @staticmethod

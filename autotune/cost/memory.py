@@ -116,15 +116,19 @@ def _peak(profile: Profile, storages: Storages, share: Share, samples: float, *,
 def _moments(storages: Storages, later: bool) -> tuple[Vector, Vector, list[str]]:
     """Return a pass's peaks at any micro-batch as `alive` has them, whether in the forward pass, and what runs then."""
     found, moments = storages.alive, list[int]()
-    activations, temporaries, gradients, fresh = found.transpose(1, 0, 2)
-    # With all gradients, or where some are dealt out. The buffers of several devices don't count: they come and go, and
-    # a published training of LoRA by FSDP takes 2 % less than the most of both together.
-    for share in (1.0,) if later else (1.0, 0.5, 0.25, 0.0):
-        constant, slope = (activations + temporaries + share * (fresh if later else gradients)).T
-        order = np.lexsort((-constant, -slope))  # of these no line exceeds one in both constant and slope:
-        before = np.concatenate([[-np.inf], np.maximum.accumulate(constant[order])[:-1]])
-        order = order[constant[order] > before]
-        moments += order[np.argmax(constant[order] + slope[order] * _SAMPLES[:, None], axis=1)].tolist()
+    # Of forward and backward pass each, with all gradients or where some are dealt out. Within a pass the buffers of
+    # several devices don't count: they come and go, and a published training of LoRA by FSDP takes 2 % less than the
+    # most of both together.
+    for first, part in ((0, found[: storages.forward_end]), (storages.forward_end, found[storages.forward_end :])):
+        activations, temporaries, gradients, fresh = part.transpose(1, 0, 2)
+        for share in (1.0,) if later else (1.0, 0.5, 0.25, 0.0):
+            constant, slope = (activations + temporaries + share * (fresh if later else gradients)).T
+            order = np.lexsort((-constant, -slope))  # of these no line exceeds one in both constant and slope:
+            before = np.concatenate([[-np.inf], np.maximum.accumulate(constant[order])[:-1]])
+            order = order[constant[order] > before]
+            if len(order):
+                at = first + order[np.argmax(constant[order] + slope[order] * _SAMPLES[:, None], axis=1)]
+                moments += at.tolist()
     highest = np.unique(moments)
     made = [int(storages.rows[(storages.rows[:, 0] == at).argmax(), 6]) for at in highest] if storages.origins else []
     origins = [storages.origins[origin] for origin in made] or [("", "")] * len(highest)

@@ -196,7 +196,7 @@ def caches_of(text: Any, length: int) -> tuple[tuple[int, int], ...]:
 
 
 def cached_elements(text: Any) -> int:
-    """Return the elements that a layer caches of a token; 0 of a model without attention, whose state is fixed."""
+    """Return the elements of a token's keys and values, as a layer caches them; 0 of a model without attention."""
     heads = getattr(text, "num_attention_heads", None)
     if not heads:
         return 0

@@ -27,7 +27,7 @@ from autotune.cost.full_depth import (
     work_of,
 )
 from autotune.cost.own_training import OwnTraining
-from autotune.cost.post_training import generation_of, scored
+from autotune.cost.post_training import cached_elements, generation_of, scored
 from autotune.cost.profile import ForwardPass, ParameterGroup, Profile, layers_of
 from autotune.cost.tape import Tape
 from autotune.cost.trace import evaluation_step, make_inputs, micro_step
@@ -116,7 +116,8 @@ class _Profiler:
         inputs: Iterable[torch.Tensor] = ()
         if self.family.device == "cuda":
             inputs = make_inputs(config, self.shape, 1).values() if self.own is None else self.own.inputs(1)
-        hidden = self.shape.length * width * (2 if self.family.half else 4) if isinstance(width, int) else 0
+        of_tokens = self.shape.length * (2 if self.family.half else 4)
+        hidden = of_tokens * width if isinstance(width, int) else 0
         traced = Profile(
             family=self.family,
             parameters=tuple(group.model_copy(update={"count": count}) for group, count in groups.items()),
@@ -133,6 +134,7 @@ class _Profiler:
             layers=max(1, count + sum(n * (count - less) for less, n in zip(fewer, times, strict=True))),
             inputs_bytes=sum(tensor.nbytes for tensor in inputs),
             hidden_bytes=float(hidden),
+            keys_bytes=float(of_tokens * cached_elements(config) if self.family.ring > 1 else 0),
         )
         kind = self.shape.kind  # whose passes without gradients come now, else an evaluation's
         if kind is not None and not (kind.scorings or kind.generates):

@@ -165,8 +165,8 @@ def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated
     if not way.regathers:
         forward = between = backward = total_bytes(profile.parameters)
     elif spread.root_stays:
-        between = total_bytes(outside)
-        forward, backward = between + layer, between + 2 * layer
+        forward = between = total_bytes(outside) + layer
+        backward = total_bytes(outside) + 2 * layer
     else:
         forward = between + (between if has_head else layer)
         backward = (0.0 if has_head else between) + 2 * layer
@@ -174,7 +174,10 @@ def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated
     # beside whole gradients of earlier micro-batches, to which a layer adds its own, the head's message is the most.
     of_layer = total_bytes(profile.layer or profile.parameters, trained=True)
     of_head = total_bytes(last, trained=True) if has_head else 0.0
-    backward += of_head if accumulated else of_layer + max(of_layer, of_head)
+    if spread.root_stays:  # its gradients are the last to be sent
+        backward += 2 * of_layer
+    else:
+        backward += of_head if accumulated else of_layer + max(of_layer, of_head)
     found = Share(
         weights=total_bytes(local) + profile.buffers_bytes,
         states=states,
@@ -344,14 +347,23 @@ def layer_seconds(profile: Profile, parallelism: Parallelism, network: Network, 
     """Return the seconds that a micro-batch waits for what its layers exchange, by ring; nothing hides it."""
     total = np.zeros_like(samples)
     passes = 2 + profile.family.recomputed
-    # Tensor parallelism reduces hidden states twice in a forward pass, after attention and perceptron. Under sequence
-    # parallelism each device sends all but its own part of queries, keys, values and outputs (DeepSpeed-Ulysses,
-    # arXiv:2309.14509, section 3.2); keys and values count as wide as queries.
-    for degree, count, factor in ((parallelism.tensor_parallel, 2, 2), (parallelism.sequence_parallel, 4, 1)):
+    ring, ulysses = parallelism.ring, parallelism.sequence_parallel // parallelism.ring
+    # Devices, messages of a layer in all passes, and their bytes of a sample. Tensor parallelism reduces hidden states
+    # twice in a forward pass, after attention and perceptron. By DeepSpeed-Ulysses each device sends all but its own
+    # part of queries, keys, values and outputs (arXiv:2309.14509, section 3.2), of which all count as wide as queries.
+    # In a ring it gathers the others' keys and values in each pass, and hands on their gradients in fp32 as often as
+    # there are devices (`_templated_ring_attention_backward` of torch).
+    tensor, hidden, keys = parallelism.tensor_parallel, profile.hidden_bytes, profile.keys_bytes
+    for degree, count, each in (
+        (tensor, 2 * passes, 2 * (tensor - 1) / tensor * hidden),
+        (ulysses, 4 * passes, (ulysses - 1) / ulysses * hidden),
+        (ring, passes, (ring - 1) * keys),
+        (ring, ring, 2 * keys),
+    ):
         if degree > 1:
             bandwidth, latency_s = network.channel(degree, stride=1)
-            size = factor * (degree - 1) / degree * profile.hidden_bytes * samples
-            total = total + count * passes * profile.layers * (size / bandwidth + latency_s)
+            size = each * samples
+            total = total + count * profile.layers * (size / bandwidth + latency_s)
     return total
 
 

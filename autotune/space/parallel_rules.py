@@ -151,26 +151,57 @@ def _tensor(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware
 
 
 def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
-    spread, heads, model = config.parallelism, facts.tensor_parallel_heads, workload.model.config
-    degree = spread.sequence_parallel
+    spread, degree = config.parallelism, config.parallelism.sequence_parallel
     if degree == 1:
         return
-    named, alone = f"sequence parallel {degree}", TRIALS_ALONE
+    named = f"sequence parallel {degree}"
     if workload.task is not Task.CAUSAL_LM:
         yield f"{named} shares the tokens of causal models; the task is {workload.task}"
-    if spread.sharding not in ZERO_STAGES:
-        other = "accelerate's cp_size beside FSDP has no kernel on a CPU and gathers all keys and values on a GPU"
-        yield f"{named} goes with DeepSpeed's ZeRO (--sharding zero_3); {other}"
+    if spread.sharding not in (*ZERO_STAGES, *FSDP_KINDS):
+        yield f"{named} goes with FSDP (--sharding fsdp_full) or DeepSpeed's ZeRO (--sharding zero_3)"
     if spread.tensor_parallel > 1:
-        yield f"{named}: DeepSpeed has its groups beside data parallelism alone"
+        yield f"{named} has groups beside data parallelism alone, without tensor parallel"
+    parts = 2 * degree if spread.ring > 1 else degree  # in a ring each device has an early and a late part
+    if workload.sequence_length % parts:
+        yield f"{named} does not divide the {workload.sequence_length} tokens of a sample into {parts} parts"
+    yield from (_ring if spread.ring > 1 else _ulysses)(named, config, workload, facts, hardware)
+
+
+def _ring(named: str, config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
+    if hardware.is_cpu:
+        yield f"{named} beside FSDP: torch passes keys and values on around its attention for CUDA alone"
+    if config.attn_implementation != "sdpa":
+        yield f"{named} beside FSDP: the Trainer takes sdpa alone, not {config.attn_implementation}"
+    # Elsewhere torch would attend by its math kernel, to the wrong tokens and without a word.
+    if config.precision is Precision.FP32 or (hardware.capability or (0, 0)) < (8, 0):
+        yield f"{named} beside FSDP goes around flash attention: 16 bits, and compute capability 8.0 or higher"
+    if not facts.is_self_attn:
+        yield f"{named} beside FSDP: accelerate knows attention by the name self_attn, which this model's doesn't have"
+    if _has_windows(workload):
+        yield f"{named} beside FSDP: accelerate refuses layers that attend to a window"
+    if workload.dataset is not None:
+        yield f"{named} beside FSDP: samples must have one length"
+    yield from _not_run(f"{named} beside FSDP: ", config, workload)
+    for asked, other in (
+        (config.torch_compile_backend is not None, "torch.compile"),
+        (config.quantization is not None, "packed weights"),
+        (config.parallelism.replicas > 1, "replicas"),
+    ):
+        if asked:
+            yield f"{named} beside FSDP: {other} has not been run so"
+
+
+def _ulysses(
+    named: str, config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware
+) -> Iterator[str]:
+    spread, heads, alone = config.parallelism, facts.tensor_parallel_heads, TRIALS_ALONE
+    degree = spread.sequence_parallel
     if config.attn_implementation not in ("sdpa", *FLASH_PACKAGES):
         yield f"{named}: DeepSpeed exchanges heads around sdpa or flash attention, not {config.attn_implementation}"
     if not facts.counts_keys:
         yield f"{named}: DeepSpeed reads num_key_value_heads, which configs of {workload.model.model_type} don't have"
     if heads is None or heads % degree:
         yield f"{named} does not divide the heads of a layer ({heads or 'unknown'})"
-    if workload.sequence_length % degree:
-        yield f"{named} does not divide the {workload.sequence_length} tokens of a sample"
     if spread.sharding != "zero_3":
         times = f"{degree} times as large"
         yield f"{alone}beside {spread.sharding} DeepSpeed makes gradients {times}; beside zero_3 they are right"
@@ -181,18 +212,29 @@ def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
         yield f"{alone}the Trainer weighs micro-batches alike, {labels}"
     if config.attn_implementation != "sdpa":
         yield f"{alone}{config.attn_implementation} has not been run so, sdpa has"
-    kinds = set(model.get("layer_types") or ()) - {"full_attention"}
-    if kinds or (model.get("sliding_window") and model.get("use_sliding_window", True) and "layer_types" not in model):
+    if _has_windows(workload):
         yield f"{alone}DeepSpeed drops the mask of sdpa, which keeps layers to their window"
+    yield from _not_run(alone, config, workload)
     for asked, other in (
         (spread.offload != "none", "offload"),
         (config.adapter is not None, "an adapter"),
         (config.use_liger_kernel, "Liger's kernels"),
-        (workload.recipe is not None, "a Trainer of TRL's"),
-        (workload.is_users_own, "your own code"),
     ):
         if asked:
             yield f"{alone}{other} has not been run so"
+
+
+def _has_windows(workload: Workload) -> bool:
+    model = workload.model.config
+    if "layer_types" in model:
+        return bool(set(model["layer_types"] or ()) - {"full_attention"})
+    return bool(model.get("sliding_window") and model.get("use_sliding_window", True))
+
+
+def _not_run(named: str, config: TrainConfig, workload: Workload) -> Iterator[str]:
+    for asked, other in ((workload.recipe, "a Trainer of TRL's"), (workload.is_users_own, "your own code")):
+        if asked:
+            yield f"{named}{other} has not been run so"
 
 
 RULES: tuple[Rule, ...] = (_devices, _idle_knobs, _fsdp, _zero, _tensor, _sequence)

@@ -1,5 +1,6 @@
 """Attention on a CUDA device: which kernel torch takes, and what each keeps and takes."""
 
+import numpy as np
 import pytest
 import torch
 from tapes import live
@@ -28,10 +29,10 @@ def mask(dtype=torch.bool, heads: int = 1, length: int = LENGTH) -> torch.Tensor
     return torch.empty(BATCH, heads, length, length, device="meta", dtype=dtype)
 
 
-def tape_of(what: AttentionCall, generation="ampere") -> Tape:
+def tape_of(what: AttentionCall, generation="ampere", ring: int = 1) -> Tape:
     recorder = Recorder([t for t in what if isinstance(t, torch.Tensor)])
     with recorder:
-        result = attention(recorder, what, generation)
+        result = attention(recorder, what, generation, ring)
         recorder.end_of_forward()
         result.backward(torch.empty_like(result))
         del result
@@ -152,3 +153,19 @@ def test_flash_lays_its_output_and_gradients_out_as_its_inputs_and_the_efficient
         output = attention(Recorder([]), AttentionCall(query, key, value), "ampere")
         gradients = torch.autograd.grad(output, (query, key), torch.empty_like(output))
         assert [t.transpose(1, 2).is_contiguous() for t in (output, *gradients)] == [is_merged, is_merged, True]
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_a_ring_attends_to_the_keys_of_all_devices_and_keeps_no_more_than_its_own(devices):
+    alone, ring = (tape_of(asked(is_causal=True), ring=n) for n in (1, devices))
+    forward = np.arange(len(ring.names)) < ring.forward_end
+    # Its own keys by a causal mask; of each other device half of the rows to all keys, or all rows to half of them.
+    assert ring.flops[forward & (ring.kinds == FUSED_ATTENTION)].tolist() == [2.0 * ELEMENTS * LENGTH] * devices
+    kept = [live(tape)[tape.forward_end - 1][ACTIVATION].sum() for tape in (alone, ring)]
+    assert kept[1] == kept[0]  # an output and its log-sum-exp
+    assert during_backward(ring) > during_backward(alone) + 2 * ELEMENTS * devices * 2  # gathered keys and values
+
+
+def test_a_ring_goes_around_flash_attention_alone():
+    with pytest.raises(NotImplementedError, match="beside flash attention alone"):
+        tape_of(asked(dtype=torch.float32), ring=2)

@@ -100,14 +100,48 @@ def test_the_prediction_of_ddp_is_allocated(device, tmp_path):
         check(runner, device, named("t5-small", 128, 32, target_length=128), over_two(16))
 
 
-def over_two(size: int, checkpointing: str = "none", **spread) -> TrainConfig:
+def over_two(size: int, *, knobs=(), **spread) -> TrainConfig:
     return TrainConfig(
         per_device_train_batch_size=size,
         precision="bf16",
         attn_implementation="sdpa",
-        checkpointing=checkpointing,
         parallelism=Parallelism(world_size=2, **spread),
+        **dict(knobs),
     )
+
+
+LONG = {"checkpointing": "full", "chunked_loss": True}
+FULL, GRAD_OP = ({"sharding": sharding} for sharding in ("fsdp_full", "fsdp_grad_op"))
+RING = {"sharding": "fsdp_full", "sequence_parallel": 2}
+
+
+SLOW_FSDP = [
+    ("meta-llama/Llama-3.2-1B", 32768, FULL, LONG, 2),  # peaks beside a tied head
+    ("meta-llama/Llama-3.2-1B", 2048, FULL, {}, 1),
+    ("EleutherAI/pythia-410m", 512, FULL, {}, 2),
+    ("Qwen/Qwen3-0.6B", 4096, GRAD_OP, LONG, 2),
+    ("Qwen/Qwen3-0.6B", 16384, RING, {**LONG, "adapter": LORA}, 2),
+    ("meta-llama/Llama-3.2-1B", 65536, RING, LONG, 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "length", "spread", "knobs", "micro_batches"),
+    [
+        ("EleutherAI/pythia-160m", 2048, FULL, LONG, 2),  # peaks in the loss, beside the head
+        ("Qwen/Qwen3-0.6B", 8192, RING, {}, 1),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW_FSDP),
+    ],
+)
+def test_the_prediction_of_fsdp_is_allocated_also_where_devices_pass_on_keys_and_values(
+    device, tmp_path, model, length, spread, knobs, micro_batches
+):
+    if device.count < 2:
+        pytest.skip("needs two devices")
+    config = over_two(1, knobs=knobs, **spread)
+    with LocalRunner(tmp_path, device) as runner:
+        workload = named(model, length, micro_batches * config.parallelism.data_parallel)
+        check(runner, device, workload, config, allocated=0.005)
 
 
 @pytest.mark.slow
@@ -128,7 +162,7 @@ def test_the_prediction_of_zero_is_allocated_also_where_devices_share_the_tokens
     pytest.importorskip("deepspeed")
     if device.count < 2:
         pytest.skip("needs two devices")
-    config = over_two(1, "full" if length > 1024 else "none", **spread)
+    config = over_two(1, knobs={"checkpointing": "full"} if length > 1024 else {}, **spread)
     with LocalRunner(tmp_path, device, entry="unchecked_ranks:run_trial") as runner:
         check(runner, device, named(model, length, config.parallelism.data_parallel), config, reserved=0.2)
 
@@ -164,7 +198,7 @@ def test_the_prediction_of_a_training_of_ones_own_is_allocated(device, tmp_path,
     assert told.reserved_peak_bytes == pytest.approx(memory.reserved_bytes, rel=0.1)
 
 
-def check(runner, device, workload, config, evaluation=None, reserved=0.1):
+def check(runner, device, workload, config, evaluation=None, allocated=0.015, reserved=0.1):
     """Hold the prediction for a configuration against a trial of it, or against a soak that evaluates."""
     request = make_request(
         config=config,
@@ -180,5 +214,5 @@ def check(runner, device, workload, config, evaluation=None, reserved=0.1):
     model = replace(CostModel.of(workload, device, rates_by_table(device), [traced]), evaluation=evaluation)
     expected = model.breakdown(config, traced)
     memory = result.measurement.memory
-    assert expected.allocated_peak_bytes == pytest.approx(memory.allocated_bytes, rel=0.015)
+    assert expected.allocated_peak_bytes == pytest.approx(memory.allocated_bytes, rel=allocated)
     assert expected.reserved_peak_bytes == pytest.approx(memory.reserved_bytes, rel=reserved)  # t5-small: 8 %

@@ -198,6 +198,7 @@ def sent_model(**fields):
         layer=(matrix,),
         layers=10,
         hidden_bytes=1e6,
+        keys_bytes=5e5,
     )
 
 
@@ -252,6 +253,17 @@ def test_hidden_states_are_exchanged_in_each_layer_and_pass(way, count, factor, 
     profile, spread = sent_model(checkpointing=checkpointing), Parallelism(world_size=4, **{way: 4})
     each = factor * 3 / 4 * 1e6 / 1e9 + NVLINK.channel(4, stride=1)[1]
     assert float(layer_seconds(profile, spread, NVLINK, ONE)[0]) == pytest.approx(count * passes * 10 * each)
+
+
+def test_a_ring_gathers_keys_and_values_in_each_pass_and_hands_on_their_gradients_in_fp32():
+    ring, latency_s = (
+        Parallelism(world_size=4, sharding="fsdp_full", sequence_parallel=4),
+        NVLINK.channel(4, stride=1)[1],
+    )
+    for checkpointing, passes in (("none", 2), ("full", 3)):
+        gathered, sent = 3 * 5e5 / 1e9 + latency_s, 2 * 5e5 / 1e9 + latency_s
+        found = layer_seconds(sent_model(checkpointing=checkpointing), ring, NVLINK, ONE)
+        assert float(found[0]) == pytest.approx(10 * (passes * gathered + 4 * sent))
 
 
 def test_those_that_share_a_sample_share_the_weights_as_well():

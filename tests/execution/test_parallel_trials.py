@@ -141,6 +141,20 @@ def test_ranks_that_share_the_tokens_of_samples_train_as_one_process_does(ranks,
     assert result.samples_per_second == pytest.approx(8 * len(steps) / sum(steps))  # a shared sample counts once
 
 
+RING = {"sharding": "fsdp_full", "sequence_parallel": 2, "micro_batch": 4}
+
+
+@pytest.mark.parametrize(
+    "spread",
+    [RING, {**RING, "world_size": 4, "micro_batch": 2}, {**RING, "knobs": {**SGD, "chunked_loss": True}}],
+)
+def test_ranks_that_pass_on_keys_and_values_train_as_one_process_does(ranks, alone, spread):
+    spread = {"knobs": SGD, **spread}
+    result = measured(ranks(**spread | {"knobs": {**spread["knobs"], "attn_implementation": "sdpa"}}))
+    assert ", sequence parallel 2, " in result.effects["parallelism"]
+    assert result.curve.losses == pytest.approx(alone(**SGD), rel=1e-4)
+
+
 def test_zero_2_makes_the_gradients_of_shared_samples_too_large(ranks, alone):
     pytest.importorskip("deepspeed")
     losses = measured(ranks(**{**SHARED, "sharding": "zero_2", "knobs": SGD})).curve.losses

@@ -9,17 +9,21 @@ from autotune.values.config import Parallelism
 VERSIONS = {**make_gpu().versions, "deepspeed": "0.19.8", "galore-torch": "1.0", "lomo-optim": "0.1"}
 GPUS, OLD = (make_gpu(versions={**VERSIONS, "transformers": v}, count=8) for v in ("5.23.0", "5.17.2"))
 CPU = make_hardware(versions={**make_hardware().versions, "deepspeed": "0.19.8"}, count=8)
+TURING = GPUS.model_copy(update={"capability": (7, 5)})
 MACHINES = GPUS.model_copy(update={"nodes": 2})  # of four devices each
 SEQUENCE = {"sequence_parallel": 2, "sharding": "zero_3"}
 SEQUENCE_AND_TENSOR = {"world_size": 4, "sequence_parallel": 2, "tensor_parallel": 2, "sharding": "zero_2"}
-FACTS = make_facts(tensor_parallel_heads=8, layers=4, parameters=1_000_000_000)
+RING = {"sequence_parallel": 2, "sharding": "fsdp_full", "knobs": {"precision": "bf16"}}
+FACTS = make_facts(tensor_parallel_heads=8, is_self_attn=True, layers=4, parameters=1_000_000_000)
 SMALL, NINE_HEADS = make_facts(parameters=40_000_000, layers=2), make_facts(tensor_parallel_heads=9)
 
 
-def why(world_size=2, *, hardware=GPUS, facts=FACTS, model_config=(), knobs=(), dataset=None, **spread) -> list[str]:
+def why(
+    world_size=2, *, hardware=GPUS, facts=FACTS, model_config=(), knobs=(), dataset=None, length=32, **spread
+) -> list[str]:
     """Return the reasons against a training that is spread like this."""
     config = make_config(2, parallelism=Parallelism(world_size=world_size, **spread), **dict(knobs))
-    workload = make_workload(model=make_spec(config=dict(model_config)), dataset=dataset)
+    workload = make_workload(model=make_spec(config=dict(model_config)), dataset=dataset, sequence_length=length)
     return list(refusals(config, workload, facts, hardware))
 
 
@@ -46,6 +50,10 @@ def test_every_sharding_is_legal_on_gpus_and_those_of_deepspeed_on_a_cpu(shardin
         SEQUENCE,
         {**SEQUENCE, "world_size": 8},
         {**SEQUENCE, "hardware": CPU},
+        RING,
+        {**RING, "world_size": 8, "offload": "parameters"},
+        {**RING, "knobs": {"precision": "pure_bf16", "adapter": {}, "checkpointing": "full"}},
+        {**RING, "facts": make_facts(is_self_attn=True)},  # keys and values are handed on for all heads
         # models whose windows are not used
         {**SEQUENCE, "model_config": {"layer_types": ["full_attention"] * 2, "sliding_window": 64}},
         {**SEQUENCE, "model_config": {"sliding_window": 64, "use_sliding_window": False}},
@@ -86,7 +94,23 @@ REFUSED = [
     ({"sharding": "zero_2", "offload": "parameters"}, "zero_3 can offload them"),
     ({"sharding": "zero_1", "knobs": {"optim": "adafactor"}}, "DeepSpeed: adafactor works on whole matrices"),
     ({"sharding": "zero_2", "offload": "optimizer", "knobs": {"optim": "sgd"}}, "stands in for torch's AdamW, not"),
-    ({"sequence_parallel": 2, "sharding": "fsdp_full"}, "goes with DeepSpeed's ZeRO"),
+    ({"sequence_parallel": 2}, "goes with FSDP (--sharding fsdp_full) or DeepSpeed's ZeRO (--sharding zero_3)"),
+    ({**RING, "hardware": CPU}, "around its attention for CUDA alone"),
+    (
+        {**RING, "knobs": {"precision": "bf16", "attn_implementation": "eager"}},
+        "the Trainer takes sdpa alone, not eager",
+    ),
+    ({**RING, "knobs": {"precision": "fp32"}}, "goes around flash attention: 16 bits"),
+    ({**RING, "hardware": TURING, "knobs": {"precision": "fp16"}}, "compute capability 8.0 or higher"),
+    ({**RING, "facts": make_facts(tensor_parallel_heads=8)}, "by the name self_attn"),
+    ({**RING, "model_config": {"sliding_window": 64}}, "accelerate refuses layers that attend to a window"),
+    ({**RING, "dataset": "texts.jsonl"}, "samples must have one length"),
+    ({**RING, "length": 34}, "does not divide the 34 tokens of a sample into 4 parts"),
+    (
+        {**RING, "knobs": {"precision": "bf16", "torch_compile_backend": "inductor"}},
+        "torch.compile has not been run so",
+    ),
+    ({**RING, "world_size": 8, "replicas": 2}, "replicas has not been run so"),
     (SEQUENCE_AND_TENSOR, "tensor parallel by transformers' plan goes with FSDP"),
     ({**SEQUENCE, "knobs": {"attn_implementation": "eager"}}, "exchanges heads around sdpa or flash attention, not"),
     ({**SEQUENCE, "facts": NINE_HEADS}, "does not divide the heads of a layer (9)"),
