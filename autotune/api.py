@@ -117,7 +117,7 @@ def preview(
             plan = planned(subject, directory, backend, heard, Stopwatch("planning"))
             heard(PhaseBegan(phase=Phase.PREDICTING))
             # It is to be looked at soon; a search traces for longer.
-            return previewed(plan, cost_model(plan, backend.asker, directory.path, heard, most_s=2.0))
+            return previewed(plan, cost_model(plan, backend.asker, directory.path, heard, most_s=10.0))
     finally:
         with contextlib.suppress(OSError):  # it stays if an error names a log in it
             folder.rmdir()

@@ -22,6 +22,7 @@ from autotune.space.knobs import MICRO_BATCH, allowance_of, changes, differing, 
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
 from autotune.value import Value, read_value, write_value
+from autotune.values.budget import Effort
 from autotune.values.config import Allowance, Scalar, TrainConfig
 from autotune.values.estimate import Rates
 
@@ -108,7 +109,9 @@ class _Ways:
     def __init__(self, forecast: Forecast, config: TrainConfig) -> None:
         self._forecast = forecast
         self._config = config
-        self._space = forecast.plan.model_copy(update={"allowance": Allowance.METHOD}).search_space
+        thorough = forecast.plan.budget.model_copy(update={"effort": Effort.THOROUGH})  # with what is tried last
+        plan = forecast.plan.model_copy(update={"allowance": Allowance.METHOD, "budget": thorough})
+        self._space = plan.search_space
         problem = forecast.plan.model_copy(update={"baseline": config})
         found = [
             _Change(changed, dimension.name, choice, allowance_of(changed, problem))

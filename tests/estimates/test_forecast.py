@@ -4,11 +4,12 @@ import logging
 import os
 import re
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import traced_once
-from factories import Clock, make_result, make_workload
+from factories import Clock, make_config, make_facts, make_gpu, make_plan, make_result, make_workload
 from plans import planned
 from profiles import make_family, make_profile
 
@@ -16,18 +17,22 @@ from autotune.cost import profiler
 from autotune.cost.family import Family, family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
+from autotune.cost.rates import rates_by_table
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates import fitting
 from autotune.estimates import forecast as module
 from autotune.estimates.estimate import report, shortfall
-from autotune.estimates.fitting import FitAnswer, FitRequest, run_fitting
-from autotune.estimates.forecast import Profiles, TraceRequest, Traces, run_trace, traces_left, traces_of
+from autotune.estimates.fitting import FitAnswer, FitRequest, run_fitting, would_fit
+from autotune.estimates.forecast import Forecast, Profiles, TraceRequest, Traces, run_trace, traces_left, traces_of
+from autotune.estimates.report import Device
 from autotune.estimates.request import EstimateOptions
 from autotune.planning.options import options_of
+from autotune.space.file import load_space
 from autotune.storage.home import add_observations, rates_of
+from autotune.training.resolve import resolve
 from autotune.units import GIB
 from autotune.value import read_value, write_value
-from autotune.values.config import Allowance
+from autotune.values.config import Allowance, Parallelism
 from autotune.values.techniques import LoraAdapter
 
 
@@ -134,6 +139,27 @@ def test_a_search_is_answered_by_the_change_that_fits_though_it_may_not_make_it(
     run_fitting(tmp_path)
     text = read_value(FitAnswer, tmp_path / "answer.json").text
     assert re.match(r"nothing fits: .* comes nearest and takes .* with --fix .*\(--allow ", text)
+
+
+def test_devices_that_share_the_tokens_are_named_where_a_short_search_leaves_them_out():
+    spec, gpus = resolve("meta-llama/Llama-3.2-1B"), make_gpu(name="NVIDIA A100-SXM4-80GB", count=2)
+    spread = Parallelism(world_size=2, sharding="fsdp_full")
+    lightest = {"precision": "bf16", "checkpointing": "full", "attn_implementation": "sdpa", "parallelism": spread}
+    plan = make_plan(
+        workload=make_workload(model=spec, sequence_length=65536, global_batch_size=2),
+        facts=make_facts(is_self_attn=True, chunks_loss=True, parameters=1_235_814_400),
+        hardware=gpus, baseline=make_config(1, **lightest), space=load_space("fsdp"), allowance=Allowance.NUMERICS,
+    )  # fmt: skip
+    assert not any("sequence" in dimension.name for dimension in plan.search_space.dimensions)
+    traced = profile(spec, family_of(plan.baseline, gpus), shape_of(plan.workload))
+    model = CostModel.of(plan.workload, gpus, rates_by_table(gpus), [traced])
+    model = replace(model, profiles=Profiles(plan.workload, None, known=model.profiles))
+    device = Device(name="two", hardware=gpus, memory_bytes=0, rates="table")
+    shared = plan.baseline.model_copy(update={"parallelism": spread.model_copy(update={"sequence_parallel": 2})})
+    needed = [Forecast(plan, device, model).device_bytes(config) for config in (plan.baseline, shared)]
+    device = device.model_copy(update={"memory_bytes": sum(needed) // 2})
+    text = would_fit(Forecast(plan, device, model), plan.baseline, Allowance.NUMERICS, whole=False)
+    assert "sequence-parallel=2 it takes " in text
 
 
 # The traces of a workload: made when first needed and kept for the next process; of a search as time allows
