@@ -2,14 +2,11 @@
 
 The head, log-probabilities of the next tokens without the logits of all of them, is as `ChunkedLogProbFunction` of TRL
 1.16 (trl/kernels/chunked_logprob.py): products of tiles of 4,096 tokens and 32,768 words, once more in the backward
-pass, whose gradients are added up in fp32. On CUDA a kernel folds a tile in place, and only completions are scored; on
-the CPU torch's operators make further tensors of a tile's size, for all tokens. A tile that the traced micro-batches
-don't fill is taken to go on growing beyond 4,096 tokens.
+pass. On CUDA a kernel folds a tile in place, and only completions are scored; on the CPU torch's operators make further
+tensors of a tile's size. A tile that the traced micro-batches don't fill is taken to go on growing.
 
-The passes are without gradients, mostly those of a reference. DPO and KTO run the reference's pass when the policy's
-activations are there already, so its temporaries come on top of them; where completions are generated it runs before.
-Its weights are a copy of the model's, but with an adapter, whose base is the reference, and where all its passes are
-over before training. They are added to the profile by arithmetic.
+The passes without gradients are mostly those of a reference, a copy of the model unless there is an adapter. DPO and KTO
+run them when the policy's activations are there already, GRPO before. They are added to the profile by arithmetic.
 """
 
 import contextlib

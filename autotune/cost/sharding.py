@@ -1,23 +1,18 @@
 """The memory of one of several devices, and how long it waits for others and the host beyond its computing. Pure.
 
-Data-parallel ranks either hold everything (DDP) or deal out the optimizer's states, the gradients and the weights among
-them: the three stages of ZeRO (arXiv:1910.02054), and FSDP (arXiv:2304.11277). Parts that are dealt out are gathered
-for a moment, of which the library decides how much at once. Tensor parallelism is in the profile, whose model is one
-device's part.
+Data-parallel ranks hold everything (DDP), or deal out optimizer states, gradients and weights among them: the stages of
+ZeRO (arXiv:1910.02054) and FSDP (arXiv:2304.11277). Tensor parallelism is in the profile, whose model is one device's
+part.
 
 By the ring algorithms an all-gather or a reduce-scatter of S bytes over n ranks sends (n-1)/n S through each device's
-link, an all-reduce twice that (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-workstations", 2009; nccl-tests' `doc/PERFORMANCE.md`). DDP sends 2 Psi a step and ZeRO 3 sends 3 Psi, as in the paper
-(section 7); ZeRO 1 and 2 could do with 2, but DeepSpeed all-reduces their gradients (`use_multi_rank_bucket_allreduce`
-in `zero/stage_1_and_2.py`), 3 Psi in all. Tensor parallelism takes two all-reduces a layer forward and two backward
-(arXiv:1909.08053, section 3). A link is taken to be idle otherwise. Ranks are dealt out as Megatron-LM does: those of a
-tensor-parallel group next to each other, then the data-parallel ones (arXiv:2104.04473, section 3). A group of ranks is
-as slow as the slowest link between them; bandwidths are those that collectives attain.
+link, an all-reduce twice that (nccl-tests' `doc/PERFORMANCE.md`). DDP sends 2 Psi a step and ZeRO 3 sends 3 Psi
+(section 7 of the paper), ZeRO 1 and 2 3 Psi as well, since DeepSpeed all-reduces their gradients
+(`use_multi_rank_bucket_allreduce` in `zero/stage_1_and_2.py`). Ranks are dealt out as by Megatron-LM: those of a
+tensor-parallel group next to each other (arXiv:2104.04473, section 3). A group is as slow as its slowest link.
 
-With offload a step also waits for the host, where optimizer states or weights lie. Each rank updates its share of the
-states with the host's processor and memory: 28 bytes a parameter go over the memory bus with a fused Adam (two states
-and the weights read and written, gradients read; ZeRO-Offload, arXiv:2101.06840). FSDP's offload is taken to do the
-same, with weights in fp32 that are sent up in each pass. Nothing of this is taken to hide behind computing.
+With offload a step also waits for the host: each rank moves 28 bytes of each parameter that it updates over the memory
+bus (two states and the weights read and written, gradients read: ZeRO-Offload, arXiv:2101.06840), and none of it hides
+behind computing. FSDP's offload is taken to do the same, with weights in fp32 that are sent up in each pass.
 
 Sources: torch 2.13 (`fsdp/_fully_shard`, `c10d/reducer.cpp`), accelerate 1.15, transformers 5.23, DeepSpeed 0.19.
 """

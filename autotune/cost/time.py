@@ -1,16 +1,13 @@
 """Seconds of an optimizer step: computing, the optimizer's part, and waiting for other devices or for the host.
 
 A roofline: each operator takes the time of its arithmetic or of its bytes, whichever is more, and never less than a
-launch. On the CPU these add up. A GPU computes while the host goes on to the next launch, so a micro-step takes the
-device's sum or the host's, whichever is more. The optimizer's step moves weights, gradients and states. Operators and
-optimizers that were measured on the device in the model's shapes take their measured times. `sharding` knows how long
-one of several devices waits for others or for the host; ranks of one CPU share its cores. Pure arithmetic on arrays,
-with an element for each micro-batch.
+launch. On the CPU these add up; a GPU's micro-step takes the device's sum or the host's, whichever is more. Operators
+and optimizers that were measured on the device in the model's shapes take their measured times. Pure arithmetic on
+arrays, with an element for each micro-batch.
 
-A trace writes down how each operator is called (`meta`). Sizes that differ between its two micro-batches are lines in
-the micro-batch, `<constant:per sample>` in the text of the call, so that the call at any micro-batch is known. Calls
-are measured at a few micro-batches; between these, time is a line. An operator that wasn't measured has the rate of the
-nearest that was: of its kind the one that should take most nearly as long.
+A trace writes down how each operator is called (`meta`), sizes that differ between its two micro-batches as
+`<constant:per sample>`. Calls are measured at a few micro-batches; between these, time is a line. An operator that
+wasn't measured has the rate of the nearest of its kind that was.
 """
 
 import functools

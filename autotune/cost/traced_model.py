@@ -1,16 +1,13 @@
 """The model as it is traced: its config, the kind of its tensors, its quantized layers and its adapter.
 
-Under tensor parallelism it is one device's part, by the plan that transformers has for the model's class. The plan
-names a style for modules and parameters (transformers 5.24, `distributed/tensor_parallel.py`). A device keeps its slice
-of each matrix that is split, and the modules run on slices as they do there. Two styles put results together again,
-which takes memory: the whole of a gathered output, and the ids of tokens that a device's rows of a table hold. Sums
-over devices change no size.
+Under tensor parallelism it is one device's part, by transformers' plan for the model's class, which names a style for
+modules and parameters (transformers 5.24, `distributed/tensor_parallel.py`): a device keeps its slice of each matrix
+that is split. Two styles put results together again, which takes memory: a gathered output, and the ids of tokens that
+a device's rows of a table hold.
 
-Packed layers are bitsandbytes' own, of the installed version and on the meta device, so that peft puts its adapters on
-them as it does on real ones. Their products are written out in operators, since those of bitsandbytes are one operator
-each, inside of which nobody can look: `bitsandbytes/autograd/_functions.py` and `backends/*/ops.py` of 0.50. Not
-covered: the fused 4-bit kernels that CUDA prefers for a few hundred tokens and less (they take no unpacked copy), and
-outliers of LLM.int8(), which random inputs hardly have.
+Packed layers are bitsandbytes' own, of the installed version and on the meta device. Their products are written out in
+operators (`bitsandbytes/autograd/_functions.py` and `backends/*/ops.py` of 0.50). Not covered: the fused 4-bit kernels
+that CUDA prefers for a few hundred tokens and less, and outliers of LLM.int8(), which random inputs hardly have.
 """
 
 import re

@@ -26,7 +26,6 @@ from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import baseline_of
 from autotune.space.file import load_space
 from autotune.space.knobs import fixed_values, make_config, make_point, refused
-from autotune.space.parallel_rules import TRIALS_ALONE
 from autotune.space.rules import refusals
 from autotune.storage.home import rates_of
 from autotune.units import show_memory
@@ -211,6 +210,5 @@ def config_of(plan: SearchPlan, point: Mapping[str, Scalar]) -> TrainConfig:
 
 
 def refusal(plan: SearchPlan, config: TrainConfig) -> str | None:
-    """Return the reason why a configuration can't run on the device of `plan`, except one against trials alone."""
-    reasons = refusals(config, plan.workload, plan.facts, plan.hardware)
-    return next((reason for reason in reasons if not reason.startswith(TRIALS_ALONE)), None)
+    """Return the reason why a configuration can't run on the device of `plan`."""
+    return next(refusals(config, plan.workload, plan.facts, plan.hardware), None)

@@ -1,18 +1,13 @@
 """The environment of the processes that run trials: variables set before any import, devices, ranks, shared files.
 
-A trial sees its own devices alone. The Trainer takes every visible device (`nn.DataParallel`, and it starts at `cuda:0`
-whatever it is told), so the device of a search is made the only one, and is `cuda:0` to the trial; a trial of several
-ranks sees as many as it has ranks on this machine, and local rank N is at `cuda:N`. The launcher forks the ranks in
-tens of milliseconds, where torchrun's fresh interpreters take some ten seconds each. They meet before the Trainer would
-have them meet: on one machine at a port that the launcher has held since before they were forked, so that nobody else
-can take it, and on several at one that was free on the first. A group that computes on CUDA can send tensors of the
-host as well, which decisions need.
+A trial sees its own devices alone, from `cuda:0` on, since the Trainer takes every visible one. The launcher forks the
+ranks in tens of milliseconds, where torchrun's interpreters take ten seconds each. They meet at a port that the
+launcher has held since before they were forked, on several machines at one that was free on the first. A group that
+computes on CUDA can send tensors of the host as well, which decisions need.
 
 DeepSpeed compiles its operators where they are first used, in a minute and more each, and keeps them
-(`TORCH_EXTENSIONS_DIR`). A trial that is killed meanwhile leaves a lock for which all later ones would wait. So a child
-compiles them before any trial; a trial reports if they can't be compiled. Both remove locks that nobody holds.
-
-Files that killed libraries (NCCL, torch's data loaders, DeepSpeed on the CPU) leave in /dev/shm are removed.
+(`TORCH_EXTENSIONS_DIR`): a child compiles them before any trial, and locks of killed processes are removed, as are the
+files that killed libraries (NCCL, torch's data loaders, DeepSpeed on the CPU) leave in /dev/shm.
 """
 
 import contextlib

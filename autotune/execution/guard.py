@@ -1,25 +1,19 @@
 """Enforces the memory budget inside a trial's process, and reads the peak.
 
-**CPU.** The budget stands for a device's memory: it covers weights, gradients, states and activations, and not the
-imported libraries. The operating system enforces it: a soft RLIMIT_DATA above what the process holds when training
-starts. The limit has room for memory that is mapped and not resident, so a peak over the budget ends the trial, too, as
-soon as it is known. Both need malloc to give back what is freed, which takes a fifth of a step and more. So once the
-peak is known, and before steps are timed, the limit goes and malloc keeps freed blocks as it usually does. Data-loader
-workers each inherit the limit, and their memory isn't in the figure.
+**CPU.** The budget covers weights, gradients, states and activations, not the imported libraries. A soft RLIMIT_DATA
+above what the process holds when training starts enforces it, with room for memory that is mapped and not resident; a
+peak over the budget ends the trial as soon as it is known. Both need malloc to give back what is freed, which takes a
+fifth of a step, so once the peak is known and before steps are timed the limit goes.
 
-**CUDA.** The budget is of the device's memory, of which the caching allocator's reservation is a part. The rest are the
-context, the kernels that CUDA loads when they are first launched, allocations of the libraries' own, and paged
-optimizer states. Torch (2.11) compares its reservation with *fraction x total memory* when it asks the driver for more;
-if that would be exceeded it gives its cache back and asks again (a retry), and only then it fails. NVML sees the rest,
-and torch doesn't. So the cap is the budget less the rest, and follows it::
+**CUDA.** The budget is of the device's memory: the caching allocator's reservation and the rest, which NVML sees and
+torch doesn't: the context, kernels that are loaded at their first launch, the libraries' own, paged states. Torch gives
+its cache back and asks again before it fails at *fraction x total memory*. So the cap is the budget less the rest::
 
     entered    context and channels made, kernels of products loaded; cap = budget - rest - a reserve
     each step  until they are measured: cap = budget - rest; the cache gives back what it holds above that
     measured   the cap stays; `check` and `peak` look again
 
-The reserve is for the first step's own kernels. It costs nothing if the optimizer makes its states at the end of that
-step, since the second one peaks then. If the device shares the host's memory, the rest is unknown: the cap is the
-budget, and torch's figures count.
+The reserve is for the first step's own kernels. If the device shares the host's memory, the cap is the budget.
 """
 
 from __future__ import annotations

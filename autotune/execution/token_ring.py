@@ -1,15 +1,12 @@
 """Several trials alive at once, of which one computes at a time: each runs in its turn, so that noise hits all alike.
 
-The processes form a ring of pipes, through which a token goes round. It names the process that computes; all others
-wait or hand it on. First each process makes its model and warms up, then each measures a few steps a turn. The order is
-drawn anew every other round and reversed in between, so that neither a drift nor a place in the order favours one of
-them. The token carries how long a step took in each process, so that the first, where every round begins, can decide
-when enough is known.
+The processes form a ring of pipes, through which a token goes round that names the process that computes. First each
+makes its model and warms up, then each measures a few steps a turn, in an order that is drawn anew every other round
+and reversed in between. The token carries how long a step took in each; the first decides when enough is known.
 
-A process whose predecessor has ended without passing the token on goes on alone; the pipe's end of file tells it. Its
-successor waits until it has ended, so that still only one computes. A process that holds the token for half of the
-trials' time limit hangs, and is ended, its stack in its log. One that waits in vain until measuring has to end keeps
-the turns that it has measured.
+A process whose predecessor has ended without passing the token on goes on alone; its successor waits until it has
+ended. One that holds the token for half of the trials' time limit is ended, its stack in its log. One that waits in
+vain until measuring has to end keeps the turns that it has measured.
 """
 
 import contextlib

@@ -3,18 +3,15 @@
 A :class:`CostModelSampler` can be passed to any study that maximises samples per second over the parameters of its
 space; `examples/own_study.py` shows the loop. It proposes, in this order:
 
-1. the baseline; if its weights, gradients and optimizer states alone exceed the budget, it isn't run, and the
-   configuration with the least predicted memory comes in its place;
+1. the baseline, or if that can't fit the configuration with the least predicted memory;
 2. the winner of earlier searches, if the lasting record has any (see `earlier`);
 3. the configuration with the highest worth by the cost model, until none is worth a trial (see `candidates`);
 4. if the cost model can't predict all of the space: a neighbour of the leader (see `candidates`), then a sample of
    Optuna's TPE, and if TPE draws nothing new, any untried configuration.
 
 Running trials are assumed to return their predictions ("kriging believer": Ginsbourger, Le Riche and Carraro, "Kriging
-is well-suited to parallelize optimization", 2010), so that the next proposal lies elsewhere; one that has been running
-for twice the time limit of a trial is taken for dead. A configuration that was tried, is refused or is running is not
-proposed. Trials of another space are passed over. Parameters that aren't of the space, and all of a study that
-minimises, are drawn by TPE.
+is well-suited to parallelize optimization", 2010); one that has been running for twice the time limit of a trial is
+taken for dead. Parameters that aren't of the space, and all of a study that minimises, are drawn by TPE.
 """
 
 import contextlib

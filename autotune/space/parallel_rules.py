@@ -8,15 +8,12 @@ from collections.abc import Callable, Iterator
 from autotune.training.arguments import FSDP_KINDS, UNIT_PARAMETERS, ZERO_STAGES, transformers_version
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import Hardware
-from autotune.values.model import FLASH_PACKAGES, ModelFacts, Task
+from autotune.values.model import ModelFacts, Task
 from autotune.values.techniques import OPTIMIZERS
 from autotune.values.workload import Workload
 
 # Yields reasons why a configuration can't run, of which the first counts.
 Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], Iterator[str]]
-
-# A reason that begins so forbids trials, not estimates.
-TRIALS_ALONE = "sequence parallel, which can be estimated (autotune estimate), not run: "
 
 # Optimizers that update element by element with torch's own operations, so that they work on shards.
 _ELEMENTWISE = frozenset({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"})
@@ -168,60 +165,48 @@ def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
 
 
 def _ring(named: str, config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
+    named = f"{named} beside FSDP"
     if hardware.is_cpu:
-        yield f"{named} beside FSDP: torch passes keys and values on around its attention for CUDA alone"
+        yield f"{named}: torch passes keys and values on around its attention for CUDA alone"
     if config.attn_implementation != "sdpa":
-        yield f"{named} beside FSDP: the Trainer takes sdpa alone, not {config.attn_implementation}"
+        yield f"{named}: the Trainer takes sdpa alone, not {config.attn_implementation}"
     # Elsewhere torch would attend by its math kernel, to the wrong tokens and without a word.
     if config.precision is Precision.FP32 or (hardware.capability or (0, 0)) < (8, 0):
-        yield f"{named} beside FSDP goes around flash attention: 16 bits, and compute capability 8.0 or higher"
+        yield f"{named} goes around flash attention: 16 bits, and compute capability 8.0 or higher"
     if not facts.is_self_attn:
-        yield f"{named} beside FSDP: accelerate knows attention by the name self_attn, which this model's doesn't have"
+        yield f"{named}: accelerate knows attention by the name self_attn, which this model's doesn't have"
     if _has_windows(workload):
-        yield f"{named} beside FSDP: accelerate refuses layers that attend to a window"
-    if workload.dataset is not None:
-        yield f"{named} beside FSDP: samples must have one length"
-    yield from _not_run(f"{named} beside FSDP: ", config, workload)
-    for asked, other in (
-        (config.torch_compile_backend is not None, "torch.compile"),
-        (config.quantization is not None, "packed weights"),
-        (config.parallelism.replicas > 1, "replicas"),
-    ):
-        if asked:
-            yield f"{named} beside FSDP: {other} has not been run so"
+        yield f"{named}: accelerate refuses layers that attend to a window"
+    untried = {
+        "torch.compile": config.torch_compile_backend is not None,
+        "packed weights": config.quantization is not None,
+        "replicas": config.parallelism.replicas > 1,
+    }
+    yield from _not_run(named, config, workload, untried)
 
 
 def _ulysses(
     named: str, config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware
 ) -> Iterator[str]:
-    spread, heads, alone = config.parallelism, facts.tensor_parallel_heads, TRIALS_ALONE
-    degree = spread.sequence_parallel
-    if config.attn_implementation not in ("sdpa", *FLASH_PACKAGES):
-        yield f"{named}: DeepSpeed exchanges heads around sdpa or flash attention, not {config.attn_implementation}"
+    spread, heads, degree = config.parallelism, facts.tensor_parallel_heads, config.parallelism.sequence_parallel
+    if spread.sharding != "zero_3":
+        yield f"{named}: beside {spread.sharding} DeepSpeed makes gradients {degree} times as large; zero_3 is right"
+    if config.attn_implementation != "sdpa":
+        yield f"{named}: DeepSpeed has been run around sdpa, not around {config.attn_implementation}"
     if not facts.counts_keys:
         yield f"{named}: DeepSpeed reads num_key_value_heads, which configs of {workload.model.model_type} don't have"
     if heads is None or heads % degree:
         yield f"{named} does not divide the heads of a layer ({heads or 'unknown'})"
-    if spread.sharding != "zero_3":
-        times = f"{degree} times as large"
-        yield f"{alone}beside {spread.sharding} DeepSpeed makes gradients {times}; beside zero_3 they are right"
     if hardware.is_cpu and spread.data_parallel > 1:
-        yield f"{alone}over gloo torch can't gather losses in a group without rank 0 (on a CPU all ranks may share)"
-    if workload.dataset is not None:
-        labels = "however many labels each has: samples must have one length"
-        yield f"{alone}the Trainer weighs micro-batches alike, {labels}"
-    if config.attn_implementation != "sdpa":
-        yield f"{alone}{config.attn_implementation} has not been run so, sdpa has"
+        yield f"{named}: over gloo torch can't gather losses in a group without rank 0 (on a CPU all ranks may share)"
     if _has_windows(workload):
-        yield f"{alone}DeepSpeed drops the mask of sdpa, which keeps layers to their window"
-    yield from _not_run(alone, config, workload)
-    for asked, other in (
-        (spread.offload != "none", "offload"),
-        (config.adapter is not None, "an adapter"),
-        (config.use_liger_kernel, "Liger's kernels"),
-    ):
-        if asked:
-            yield f"{alone}{other} has not been run so"
+        yield f"{named}: DeepSpeed drops the mask of sdpa, which keeps layers to their window"
+    untried = {
+        "offload": spread.offload != "none",
+        "an adapter": config.adapter is not None,
+        "Liger": config.use_liger_kernel,
+    }
+    yield from _not_run(named, config, workload, untried)
 
 
 def _has_windows(workload: Workload) -> bool:
@@ -231,10 +216,11 @@ def _has_windows(workload: Workload) -> bool:
     return bool(model.get("sliding_window") and model.get("use_sliding_window", True))
 
 
-def _not_run(named: str, config: TrainConfig, workload: Workload) -> Iterator[str]:
-    for asked, other in ((workload.recipe, "a Trainer of TRL's"), (workload.is_users_own, "your own code")):
-        if asked:
-            yield f"{named}{other} has not been run so"
+def _not_run(named: str, config: TrainConfig, workload: Workload, untried: dict[str, bool]) -> Iterator[str]:
+    if workload.dataset is not None:  # the Trainer weighs micro-batches alike, or parts of a sample must be alike
+        yield f"{named}: samples must have one length"
+    untried |= {"a Trainer of TRL's": workload.recipe is not None, "your own code": workload.is_users_own}
+    yield from (f"{named}: {other} has not been run so" for other, is_asked in untried.items() if is_asked)
 
 
 RULES: tuple[Rule, ...] = (_devices, _idle_knobs, _fsdp, _zero, _tensor, _sequence)

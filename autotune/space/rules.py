@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from autotune.space import parallel_rules
 from autotune.training.adapters import ATTENTION_MODULES, EXPERT_PARAMETERS, IA3_MODULES
-from autotune.training.arguments import FSDP_KINDS, compiler_refuses_tf32
+from autotune.training.arguments import compiler_refuses_tf32
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import TF32_VARIABLE, Hardware
 from autotune.values.model import FLASH_PACKAGES, HUB_EXPERTS, ModelFacts, Task
@@ -279,7 +279,8 @@ def _chunked_loss(config: TrainConfig, workload: Workload, facts: ModelFacts, ha
     if workload.fixed_arguments.get("label_smoothing_factor"):
         yield "chunked_loss: label_smoothing_factor is worked out from all logits"
     spread = config.parallelism
-    if spread.tensor_parallel > 1 or spread.sharding in (*FSDP_KINDS, "zero_3"):
+    # FSDP2 has the last unit, of the norm and the head, gathered until its backward pass.
+    if spread.tensor_parallel > 1 or spread.sharding == "zero_3" or spread.wrapping == "size":
         yield "chunked_loss: the head's weights are in parts, which are gathered for the head alone"
 
 

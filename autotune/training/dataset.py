@@ -1,20 +1,14 @@
 """The samples that a trial trains on, and how they become batches: their order, and padding or packing.
 
-A data set has as many samples as a trial asks for: after its last one the first follows, so that no epoch ends inside
-a trial. A sample is a slice of rows made beforehand, which depends on the workload's seed and on its index alone.
-
-Ids, pixels and sound are valid and random. Texts have the lengths of a user's file, or all the workload's length and
-therefore no attention mask. Masked-language samples label 15 % of the positions (arXiv:1810.04805) and leave the ids in
-place, since a mask id changes neither time nor memory.
+A data set has as many samples as a trial asks for; after its last one the first follows. A sample is a slice of rows
+made beforehand, by the workload's seed and its index alone. Ids, pixels and sound are valid and random. Texts have the
+lengths of a user's file, or all the workload's length. Masked-language samples label 15 % of the positions
+(arXiv:1810.04805) and leave the ids in place, since a mask id changes neither time nor memory.
 
 In a trial the first two steps have the longest rows, so that the peak of memory is reached at once. The rest is as in
-training: shuffled, in the order of the file, or grouped by length by the Trainer's own sampler, whose micro-batches are
-visited in an order in which any few of them represent all. Balanced micro-batches are cut from the rows of each step by
-the Trainer's sampler too.
-
-Packing, by transformers' `DataCollatorWithFlattening`, puts the samples of a micro-batch into one row without padding.
-Positions start anew at each sample, by which transformers masks: no sample sees another, and the loss is that of padded
-batches.
+training: shuffled, in the order of the file, grouped by length (in an order in which any few micro-batches represent
+all) or balanced, by the Trainer's own samplers. Packing, by transformers' `DataCollatorWithFlattening`, puts the
+samples of a micro-batch into one row; positions start anew at each, by which transformers masks.
 """
 
 import itertools

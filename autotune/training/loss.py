@@ -1,20 +1,15 @@
 """Makes a model's loss that of the global batch, however the batch is split into micro-batches.
 
-transformers' Trainer counts the labels of all micro-batches of a step and hands the count to every `forward` that
-takes keyword arguments (`num_items_in_batch`), expecting the model to divide by it. Heads that swallow the count (T5,
-BART and BERT's classifiers among them, in transformers 5.23) then give a loss and gradients that are too large by the
-number of accumulation steps; heads that can't take it give a mean of means, which is off when lengths vary; and a
-router's loss is added once for each micro-batch. `normalize_loss` treats every head alike: the model computes the mean
-over its own micro-batch, and that mean is weighted by the micro-batch's share of the step's labels.
+The Trainer counts the labels of all micro-batches of a step and expects the model to divide by the count
+(`num_items_in_batch`). Heads that swallow it (T5, BART and BERT's classifiers among them, in transformers 5.23) give
+gradients that are too large by the number of accumulation steps, heads that can't take it a mean of means, and a
+router's loss is added once for each micro-batch. `normalize_loss` treats all alike: the mean over a micro-batch is
+weighted by its share of the step's labels. CTC's loss is a sum by default, which is left alone.
 
-CTC's loss is by default a sum over the recordings, which is left alone. If it is a mean over recordings, it is weighted
-by labels all the same, which is exact where transcripts are equally long.
-
-`chunk_loss` has a causal model work out its head and its loss for a few positions at a time, so that its logits are
-never whole. Those of a row of 8,192 tokens and a vocabulary of 128,256 take 4.2 GB in fp32, their logarithms and
-gradients as much again. Here they are made, used and dropped chunk by chunk, with the gradients of hidden states and
-head, which the backward pass then only scales: as Liger's fused kernel and torch's `linear_cross_entropy` do
-(arXiv:2410.10989).
+`chunk_loss` has a causal model work out its head and its loss for a few positions at a time, with the gradients of
+hidden states and head, which the backward pass then only scales: as Liger's fused kernel and torch's
+`linear_cross_entropy` do (arXiv:2410.10989). The logits of a row of 8,192 tokens and a vocabulary of 128,256, 4.2 GB in
+fp32, and as much for their logarithms and gradients, are never whole.
 """
 
 import functools

@@ -1,21 +1,16 @@
 """Compares the loss curve of a configuration with the baseline's, to detect wrong gradients or learning rates.
 
-All runs start from the same weights and see the same samples in the same order, in several passes, without dropout and
-other randomness: with dropout, noise hides a doubled learning rate for tens of steps; without it, two correct runs
-agree to the last digits. Differences are measured relative to the progress, the decrease of the reference's smoothed
-loss: a doubled learning rate doubles it, a wrong factor in the accumulation shifts the curve by the loss itself, and a
-correct change has almost no effect. Measured on tiny models with 20 steps of Adam: another split or attention kernel
-below 0.001 %, bf16 0.03 to 0.23 %, a learning rate 1.25 times as high 5 to 17 %, 1.5 times as high 9 to 36 %.
-
-Randomness that can't be switched off (atomics on a GPU, a model's own code) shows in the difference between two runs of
-the reference with different seeds; a configuration may differ by a multiple of it.
+All runs start from the same weights and see the same samples in the same order, without dropout, so that two correct
+runs agree to the last digits. Differences are relative to the progress, the decrease of the reference's smoothed loss.
+Measured on tiny models with 20 steps of Adam: another split or attention kernel below 0.001 %, bf16 0.03 to 0.23 %, a
+learning rate 1.25 times as high 5 to 17 %. Where randomness can't be switched off (atomics on a GPU), a configuration
+may differ by a multiple of the difference between two seeds of the reference.
 
 Another optimizer takes another path, fp16's loss scaler skips some of the first steps, and batch norm and routers see
-other micro-batches. For these only the ends of the curve are compared: the first loss, before any update, must agree,
-and the progress must be at least half the reference's (measured: Adafactor 77 to 122 %, Lion 82 to 121 %, SGD at Adam's
-learning rate below 1 %). Other trained weights (adapters, quantized bases, pure bf16) follow another curve than full
-fine-tuning: their losses must be finite and must not rise, and the progress is reported. Dropout is compared once, by
-the spread it causes in the loss of one step's samples; not where the model is compiled.
+other micro-batches. Of these the first loss, before any update, must agree, and the progress must be at least half the
+reference's (measured: Adafactor 77 to 122 %, Lion 82 to 121 %, SGD at Adam's learning rate below 1 %). The losses of
+other trained weights (adapters, quantized bases, pure bf16) must be finite and must not rise. Dropout is compared once,
+by the spread it causes in the loss of one step's samples; not where the model is compiled.
 """
 
 import math

@@ -88,6 +88,7 @@ WAYS: dict[str, tuple[dict[str, Any], str]] = {
     "fsdp offload": ({"sharding": "fsdp_full", "offload": "parameters"}, "FSDP2 over 2, 6 units, offloaded"),
     # a checkpointed layer and its wrapper
     "fsdp checkpointing": ({"sharding": "fsdp_full", **CHECKPOINTING}, "FSDP2 over 2, 8 units"),
+    "fsdp loss in chunks": ({"sharding": "fsdp_full", "knobs": {"chunked_loss": True}}, "FSDP2 over 2, 6 units"),
     "tensor parallel beside fsdp": (FOUR, "tensor parallel 2, FSDP2 over 2"),
     "tensor parallel": ({"tensor_parallel": 2, "micro_batch": 4}, "tensor parallel 2"),
     "zero 3 checkpointing": ({"sharding": "zero_3", **CHECKPOINTING}, "DeepSpeed ZeRO-3 over 2"),

@@ -50,6 +50,7 @@ def test_every_sharding_is_legal_on_gpus_and_those_of_deepspeed_on_a_cpu(shardin
         SEQUENCE,
         {**SEQUENCE, "world_size": 8},
         {**SEQUENCE, "hardware": CPU},
+        {"sharding": "fsdp_full", "facts": make_facts(chunks_loss=True), "knobs": {"chunked_loss": True}},
         RING,
         {**RING, "world_size": 8, "offload": "parameters"},
         {**RING, "knobs": {"precision": "pure_bf16", "adapter": {}, "checkpointing": "full"}},
@@ -63,7 +64,11 @@ def test_combinations_that_the_libraries_have_are_legal(spread):
     assert why(**spread) == []
 
 
+CHUNKS, CHUNKED = {"chunked_loss": True}, FACTS.model_copy(update={"chunks_loss": True})
 REFUSED = [
+    ({"sharding": "zero_3", "facts": CHUNKED, "knobs": CHUNKS}, "which are gathered for the head alone"),
+    ({"tensor_parallel": 2, "facts": CHUNKED, "knobs": CHUNKS}, "which are gathered for the head alone"),
+    ({"sharding": "fsdp_full", "wrapping": "size", "facts": CHUNKED, "knobs": CHUNKS}, "gathered for the head alone"),
     ({"world_size": 4, "tensor_parallel": 3}, "does not divide the 4 devices"),
     ({"world_size": 3}, "does not divide the global batch of 16"),
     ({"knobs": {"optim": "lomo"}}, "before ranks have added up their gradients"),
@@ -112,13 +117,12 @@ REFUSED = [
     ),
     ({**RING, "world_size": 8, "replicas": 2}, "replicas has not been run so"),
     (SEQUENCE_AND_TENSOR, "tensor parallel by transformers' plan goes with FSDP"),
-    ({**SEQUENCE, "knobs": {"attn_implementation": "eager"}}, "exchanges heads around sdpa or flash attention, not"),
+    ({**SEQUENCE, "knobs": {"attn_implementation": "eager"}}, "has been run around sdpa, not around eager"),
     ({**SEQUENCE, "facts": NINE_HEADS}, "does not divide the heads of a layer (9)"),
     ({**SEQUENCE, "facts": make_facts(counts_keys=False, tensor_parallel_heads=8)}, "DeepSpeed reads num_key_value_h"),
     ({**SEQUENCE, "sharding": "zero_2"}, "makes gradients 2 times as large"),
     ({**SEQUENCE, "world_size": 4, "hardware": CPU}, "over gloo torch can't gather losses"),
-    ({**SEQUENCE, "dataset": "texts.jsonl"}, "weighs micro-batches alike"),
-    ({**SEQUENCE, "knobs": {"attn_implementation": "flash_attention_2"}}, "flash_attention_2 has not been run so"),
+    ({**SEQUENCE, "dataset": "texts.jsonl"}, "samples must have one length"),
     ({**SEQUENCE, "model_config": {"sliding_window": 64}}, "DeepSpeed drops the mask of sdpa"),
     ({**SEQUENCE, "model_config": {"layer_types": ["sliding_attention"]}}, "DeepSpeed drops the mask of sdpa"),
     ({**SEQUENCE, "knobs": {"adapter": {}}}, "an adapter has not been run so"),
