@@ -7,17 +7,17 @@ capability 9.0 and 10.0, counts as flash: both save the same and neither a score
 Flash (flash_attn/flash_api.cpp): the output is laid out as the query and each gradient as its tensor, where the other
 kernels lay heads out by position, so that merging them is a view. The backward pass takes copies by position of an
 output and its gradient that lie otherwise, a gradient of the query in fp32, rows rounded up to 128 and widths to 32,
-and gradients of grouped keys and values for all heads before they are summed. Efficient
-(`attention_backward.cu`, `mem_eff_attention/kernel_backward.h`): the gradient of a mask for all heads, where it has
-one; in fp32 the product of output and its gradient; and a workspace, see `_workspace`. Math (`attention.cpp`): scores
-of all heads, 16 bits computed in 32. Not covered: cuDNN's workspaces.
+and gradients of grouped keys and values for all heads before they are summed. Efficient (`attention_backward.cu`,
+`mem_eff_attention/kernel_backward.h`): the gradient of a mask for all heads, where it has one; in fp32 the product of
+output and its gradient; and a workspace, see `_workspace`. Math (`attention.cpp`): scores of all heads, 16 bits
+computed in 32. Not covered: cuDNN's workspaces.
 """
 
 import contextlib
 import math
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 from unittest import mock
 
 import torch
@@ -71,50 +71,45 @@ def chosen(call: AttentionCall, generation: Generation) -> Literal["flash", "eff
     return "efficient" if is_efficient else "math"
 
 
-def attention(recorder: Recorder, call: AttentionCall, generation: Generation | None, ring: int = 1) -> torch.Tensor:
+def attention(recorder: Recorder, call: AttentionCall, generation: Generation | None, ring: int = 1) -> Any:
     """Return an output of the kernel that torch takes, without computing it; the recorder writes it down.
 
     `generation`: of a CUDA device; None: the CPU, whose kernel lays its output out by position. `ring`: devices that
     have a part of the tokens each and pass on their keys and values.
     """
     if generation is None:
-        return _fused(recorder, "fused", *call[:4], call.is_causal)
+        return _fused(Kernel("fused", recorder), *call[:4], call.is_causal)
     mask = call.attn_mask
     if mask is not None and mask.dtype is torch.bool:  # convert_boolean_attn_mask
         mask = torch.zeros_like(mask, dtype=call.query.dtype)
         call = call._replace(attn_mask=mask)
     kernel = chosen(call, generation)
-    if ring > 1:
-        if kernel != "flash":
-            raise NotImplementedError("keys and values are passed on beside flash attention alone")
-        return cast(torch.Tensor, RingAttention.apply(*call[:3], Kernel("flash", recorder), ring))  # type: ignore[no-untyped-call]
+    if ring > 1 and kernel != "flash":
+        raise NotImplementedError("keys and values are passed on beside flash attention alone")
     if kernel == "math":
         return _math(call)
     if kernel == "flash":
-        return flash(recorder, *call[:3], causal=call.is_causal)
+        return flash(recorder, *call[:3], causal=call.is_causal, ring=ring)
     if mask is not None:  # for all heads: `preprocess_mask`, which copies one whose rows are no multiples of 8
         if any(stride % 8 for stride in mask.stride()[:-1]):
             last = mask.shape[-1]
             mask = pad(mask, (0, 8 - last % 8))[..., :last]
         mask = mask.expand(*call.query.shape[:3], call.key.shape[2])
-    return _fused(recorder, "efficient", *call[:3], mask, call.is_causal, generation)
+    return _fused(Kernel("efficient", recorder, generation), *call[:3], mask, call.is_causal)
 
 
-def _fused(
-    recorder: Recorder, kernel: str, query: Any, key: Any, value: Any, mask: Any, causal: bool, where: Any = None
-) -> torch.Tensor:
-    apply: Any = FusedAttention.apply
-    return cast(torch.Tensor, apply(query, key, value, mask, causal, Kernel(kernel, recorder, where)))
+def _fused(kernel: "Kernel", *given: Any) -> Any:
+    return FusedAttention.apply(*given, kernel)  # type: ignore[no-untyped-call]
 
 
-def flash(
-    recorder: Recorder, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool
-) -> torch.Tensor:
+def flash(recorder: Recorder, query: Any, key: Any, value: Any, *, causal: bool, ring: int = 1) -> Any:
     """Return an output of flash attention, whose widths are filled up to multiples of 8."""
-    width = query.shape[-1]
+    width, kernel = query.shape[-1], Kernel("flash", recorder)
     if width % 8:
         query, key, value = (pad(t, (0, -width % 8)) for t in (query, key, value))
-    return _fused(recorder, "flash", query, key, value, None, causal)[..., :width]
+    if ring > 1:
+        return RingAttention.apply(query, key, value, kernel, ring)[..., :width]  # type: ignore[no-untyped-call]
+    return _fused(kernel, query, key, value, None, causal)[..., :width]
 
 
 def _math(call: AttentionCall) -> torch.Tensor:
@@ -276,9 +271,9 @@ def _workspace(query: torch.Tensor, key: torch.Tensor, generation: Generation) -
     """Return the fp32 numbers of the backward kernel's workspace: `workspace_size` of `AttentionBackwardKernel`.
 
     The gradient of the query is summed up in tiles of (rows of queries, columns) with four numbers more each. A kernel
-    of 16 bits whose tiles are narrower than a head does the same with the gradients of keys and values, as many times
-    as the keys are split. Tiles are those of the first kernel in `kernels/cutlassB.h` that is wide enough and whose
-    shared memory the device has.
+    of 16 bits whose tiles are narrower than a head does the same with those of keys and values, as often as the keys
+    are split. Tiles are those of the first kernel in `kernels/cutlassB.h` that is wide enough and fits the shared
+    memory.
     """
     batch, heads, length, width = query.shape
     half, keys = query.dtype in _HALF, key.shape[2]

@@ -1,12 +1,9 @@
 """Traces a step as inductor runs it on a CUDA device: its graphs, its kernels and its buffers.
 
-Dynamo, AOTAutograd's partitioner and inductor's scheduler work as in a training, on fake tensors, which have no memory.
-The programs that inductor writes are then run with kernels that do nothing, while a recorder looks on: each buffer is
-made, used again and dropped where the program does so. Nothing is compiled to machine code and nothing is computed.
-Torch's CUDA build is needed, and a device of the generation that is predicted for, since both decide which programs are
-written.
-
-A step is compiled for one micro-batch, a multiple of a prime number: sizes that it divides grow with the micro-batch.
+Dynamo, AOTAutograd's partitioner and inductor's scheduler work as in a training, on fake tensors. The programs that
+inductor writes are run with kernels that do nothing, while a recorder looks on: each buffer is made, used again and
+dropped where the program does so. Torch's CUDA build is needed, and a device of the generation that is predicted for. A
+step is compiled for one micro-batch, a multiple of a prime number: sizes that it divides grow with the micro-batch.
 """
 
 import contextlib

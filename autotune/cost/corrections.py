@@ -206,10 +206,9 @@ def known_by(gpu: str, capability: tuple[int, int] | None) -> Known:
 def time_spread(rates: Rates, hardware: Hardware) -> TimeSpread:
     """Return how unsure predicted seconds are before any trial.
 
-    A GPU by what published trainings say; one whose rates were measured is taken to be as well known as one with rows.
-    Of a processor only cores and vector extensions may be known, and others may be using it. Where its operators were
-    measured, all of 240 trials of six small models lay within, and 95 % after one of the model's
-    (results/2026-11-23-amd-epyc-ranking-trials.json of benchmarks, twice, by which it was chosen).
+    A GPU by what published trainings say, also one whose rates were measured. Of a processor only cores and vector
+    extensions may be known. Where its operators were measured, all of 240 trials of six small models lay within, and 95
+    % after one of the model's (results/2026-11-23-amd-epyc-ranking-trials.json of benchmarks, by which it was chosen).
     """
     if hardware.is_cpu:
         if rates.timings is not None:
@@ -252,12 +251,10 @@ def time_process(spread: TimeSpread, features: Sequence[Features] = (), log_time
 class Process:
     """A Gaussian process over configurations, after a set of observations.
 
-    The value of a configuration is the sum of a weight for each of its features and of a residual, which is correlated
-    between configurations that differ in few knobs (Rasmussen and Williams, Gaussian Processes for Machine Learning,
-    2.2 and 2.7). Weights have a mean of 0. The likelihood of what was observed decides, over a grid, by which factor
-    the priors of surprising features are larger, and the standard deviations of residuals and noise. Few observations
-    leave these scales open, so predictions are the mean over all that are probable enough, with the variance of that
-    mixture.
+    A value is the sum of a weight for each feature, with a mean of 0, and of a residual that is correlated between
+    configurations that differ in few knobs (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2.2 and
+    2.7). Over a grid of scales, of the priors of surprising features and of the deviations of residuals and noise,
+    predictions are the mean over all that are probable enough, with the variance of that mixture.
     """
 
     priors: Features  # standard deviations of weights, by the feature's name up to an "="

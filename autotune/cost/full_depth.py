@@ -1,14 +1,11 @@
 """Extends the traces of a model with few layers to its full depth.
 
-A model of equal layers runs the same operators once more for each layer. The tapes of a model with k and with k + 1
-layers therefore agree but for one stretch in the forward and one in the backward pass, which is repeated. A storage of
-the repeated layer is there once for each of them; those of layers before and after it, and of operators around the
-layers, once. The layer that comes first in the forward pass comes last in the backward pass. The corresponding storage
-of the layer before decides whether one ends with its layer or with something that comes once, as the cast weights that
-autocast holds until the end of the forward pass. Where tapes don't agree so, :class:`NotLinear` is raised.
-
-Inductor may put the operators of a layer in any order and between those of others. There a layer adds as many to the
-storages that are there at once as the last of the traced ones does.
+The tapes of a model with k and with k + 1 equal layers agree but for one stretch in the forward and one in the backward
+pass, which is repeated. A storage of the repeated layer is there once for each, those of the layers around it once. The
+corresponding storage of the layer before decides whether one ends with its layer or with something that comes once, as
+the cast weights that autocast holds until the end of the forward pass. Where tapes don't agree so, :class:`NotLinear`
+is raised. Inductor may put the operators of a layer in any order: there a layer adds as many to the storages that are
+there at once as the last of the traced ones does.
 """
 
 from collections import Counter, defaultdict

@@ -1,14 +1,12 @@
 """Operators that the meta device lacks: results of the right size, and their work.
 
-An operator may also take memory of a CUDA device's allocator and give it back before it ends, which a trace, of results
-alone, doesn't show. Of the operators that transformers train with, those in `scratch_bytes` do; they were found by
-running them one by one on torch's real allocator, and read in their sources.
+Some operators take memory of a CUDA device's allocator and give it back before they end. Those of transformers that do
+are in `scratch_bytes`; they were found by running them one by one on torch's real allocator, and read in their sources.
 
 Liger's own functions run on tensors without values and allocate as always; of its Triton kernels a launch is written
-down with the tensors that it is given. A model is patched as transformers' Trainer has it done (`apply_liger_kernel`).
-The fused linear cross-entropy alone is written here, since it asks for values and for the device:
-`fused_linear_cross_entropy_forward` of liger-kernel 0.8. It works head and loss out in chunks of tokens, whose logits
-take about as much as the hidden states, and makes the gradients in the forward pass.
+down with the tensors that it is given. The fused linear cross-entropy alone is written here, since it asks for values
+and for the device: `fused_linear_cross_entropy_forward` of liger-kernel 0.8, which works head and loss out in chunks of
+tokens whose logits take about as much as the hidden states, and makes the gradients in the forward pass.
 """
 
 import contextlib

@@ -1,14 +1,13 @@
 """Memory of a configuration, by component, from its family's trace. Pure arithmetic.
 
 A training has phases, of which the largest is its peak. A step's forward and backward hold weights, optimizer states
-and the tensors that operators have made so far; with accumulation the gradients of the micro-step before are there
-throughout. The optimizer's step holds all gradients and its temporaries, and no activation. Evaluation and saving come
-between steps, when gradients are gone. `sharding` knows the share of one of several devices. Outside of the allocator
-come the CUDA context, or on a CPU the process itself, and NCCL's buffers.
+and the tensors made so far, with accumulation the gradients of the micro-step before too; the optimizer's step holds
+all gradients and its temporaries. Evaluation and saving come when gradients are gone. `sharding` knows the share of one
+of several devices. Outside of the allocator come the CUDA context, or on a CPU the process itself, and NCCL's buffers.
 
 The storages that are alive are summed up once for each operator, and the moments kept that are the peak at some
 micro-batch, so that a search can ask for thousands of configurations. For a single one the allocator is replayed
-(`reserve`). `Footprint.alive` lists tensors, since a trace's storages know the module and the operator that made them.
+(`reserve`).
 """
 
 import functools
@@ -19,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.cost.family import workspace_bytes
 from autotune.cost.optimizers import is_paged, optimizer, state_sizes
@@ -113,7 +113,7 @@ def _peak(profile: Profile, storages: Storages, share: Share, samples: float, *,
 
 
 @functools.lru_cache(maxsize=1024)
-def _moments(storages: Storages, later: bool) -> tuple[Vector, Vector, list[str]]:
+def _moments(storages: Storages, later: bool) -> tuple[Vector, NDArray[np.bool_], list[str]]:
     """Return a pass's peaks at any micro-batch as `alive` has them, whether in the forward pass, and what runs then."""
     found, moments = storages.alive, list[int]()
     # Of forward and backward pass each, with all gradients or where some are dealt out. Within a pass the buffers of
@@ -139,9 +139,8 @@ def _moments(storages: Storages, later: bool) -> tuple[Vector, Vector, list[str]
 def _generating(profile: Profile, share: Share, completions: int) -> list[Components]:
     """Return the phase in which so many completions are generated at once; none where nothing is.
 
-    A layer's keys or values are joined to the new ones in a new tensor (`DynamicLayer.update` of transformers); a
-    sliding window keeps a part of the prompts' tensor until the next token. Of the logits there are those of the model,
-    a copy in fp32 and the probabilities (`_sample`).
+    A layer's keys or values are joined to the new ones in a new tensor (`DynamicLayer.update` of transformers). Of the
+    logits there are those of the model, a copy in fp32 and the probabilities (`_sample`).
     """
     how = profile.generation
     if how is None:
@@ -164,10 +163,9 @@ def _generating(profile: Profile, share: Share, completions: int) -> list[Compon
 def always_bytes(profile: Profile) -> float:
     """Return the memory that libraries take beside a training.
 
-    Of a GPU's allocator: cuBLAS's workspaces, and each weight rounded up to a block of 512 bytes (kMinBlockSize in
-    c10/cuda/CUDACachingAllocator.cpp). On a CPU oneDNN's kernels for products of 16 bits, which stay once made, for
-    each shape and layout. A tiny Qwen2-VL and Qwen2.5-VL kept 16.6 and 18.4 MiB more after a step in bf16 than after
-    one in fp32, TRL's reward model of a tiny Llama took 4.3 MiB more than was predicted without them: the middle.
+    Of a GPU's allocator: cuBLAS's workspaces, and each weight rounded up to a block of 512 bytes. On a CPU oneDNN's
+    kernels for products of 16 bits, which stay once made: a tiny Qwen2-VL and Qwen2.5-VL kept 16.6 and 18.4 MiB more
+    after a step in bf16 than after one in fp32, TRL's reward model of a tiny Llama 4.3 MiB: the middle.
     """
     if profile.family.device == "cpu":
         return 11 * _MIB if profile.family.half else 0.0

@@ -1,12 +1,11 @@
 """Runs operators on the meta device: equal ones once, and those of models that are shown images; writes calls as text.
 
-Models that are shown images ask for values: where the placeholders of images stand, how an image is cut. The inputs
-that they ask are on the host and stay there, whatever device a model moves them to. Beside tensors of the meta device
-only their sizes count. These models loop over images; a trace, whose images are all of one size, makes them a dimension
-instead. So it has the same operators whatever the micro-batch, with the sizes and lifetimes of the loop.
+Models that are shown images ask for values: where the placeholders of images stand, how an image is cut. These inputs
+stay on the host, whatever device a model moves them to. A trace, whose images are all of one size, makes the loop over
+images a dimension, with the operators, sizes and lifetimes of the loop.
 
 An operator's call as text is JSON: its name, its arguments and its keyword arguments; a tensor is its type, sizes and,
-where it isn't contiguous, strides. Values aren't kept: an operator is run again on random numbers and on indices of 0.
+where it isn't contiguous, strides. An operator is run again on random numbers and on indices of 0.
 """
 
 import functools

@@ -3,10 +3,8 @@
 The head, log-probabilities of the next tokens without the logits of all of them, is as `ChunkedLogProbFunction` of TRL
 1.16 (trl/kernels/chunked_logprob.py): products of tiles of 4,096 tokens and 32,768 words, once more in the backward
 pass. On CUDA a kernel folds a tile in place, and only completions are scored; on the CPU torch's operators make further
-tensors of a tile's size. A tile that the traced micro-batches don't fill is taken to go on growing.
-
-The passes without gradients are mostly those of a reference, a copy of the model unless there is an adapter. DPO and KTO
-run them when the policy's activations are there already, GRPO before. They are added to the profile by arithmetic.
+tensors of a tile's size. The passes without gradients are mostly those of a reference, a copy of the model unless there
+is an adapter. DPO and KTO run them when the policy's activations are there already, GRPO before.
 """
 
 import contextlib

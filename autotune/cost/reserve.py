@@ -1,14 +1,11 @@
 """The memory that torch's caching allocator holds during a training, by a replay into its rules. Pure.
 
-Micro-steps of the full-depth model are replayed storage by storage, then the optimizer's steps and an evaluation: which
-blocks stay unused, and which are larger than what was asked for, depends on the order.
-
-The rules are those of `c10/cuda/CUDACachingAllocator.cpp` with its default settings: sizes rounded up to 512 bytes;
-blocks up to 1 MiB cut out of segments of 2 MiB, below 10 MiB out of 20 MiB, larger ones out of a segment of their own
-rounded up to 2 MiB; the smallest free block that is large enough is taken and the rest of it split off; neighbours are
-joined when freed; segments are never given back. One stream, and a device that is never full. Expandable segments are
-one for small blocks and one for large ones, which grow at their end by 2 or 20 MiB at a time where no free block is
-large enough.
+Micro-steps of the full-depth model are replayed storage by storage, then the optimizer's steps and an evaluation. The
+rules are those of `c10/cuda/CUDACachingAllocator.cpp` with its default settings: sizes rounded up to 512 bytes; blocks
+up to 1 MiB cut out of segments of 2 MiB, below 10 MiB out of 20 MiB, larger ones out of a segment of their own rounded
+up to 2 MiB; the smallest free block that is large enough is taken and the rest of it split off; neighbours are joined
+when freed; segments are never given back. One stream, and a device that is never full. Expandable segments are one for
+small blocks and one for large ones, which grow at their end by 2 or 20 MiB where no free block is large enough.
 """
 
 import bisect
@@ -307,11 +304,10 @@ class _Run:  # a training, as the allocator sees it
         self.allocator.release(*before)
 
     def evaluate(self, how: Evaluation, forward: ForwardPass) -> None:
-        """Run the batches of an evaluation: `Trainer.evaluation_loop`.
+        """Run the first two batches of an evaluation and the last: `Trainer.evaluation_loop`.
 
-        Where logits are kept, those of a batch are joined to those of all before in a new tensor (`EvalLoopContainer`),
-        and are there themselves until the next batch's come. Of the passes only the first two and the last of a whole
-        batch are run.
+        Kept logits of a batch are joined to those of all before in a new tensor (`EvalLoopContainer`), and are there
+        themselves until the next batch's come.
         """
         events, sizes, _ = _events(forward.storages, how.batch, self._generation)
         samples, inputs = how.kept_samples or 2 * how.batch, forward.inputs_bytes * how.batch

@@ -1,12 +1,9 @@
 """Makes a trace run the operators that the real device would run.
 
-The meta device, on which most traces run, has no autocast, no fused attention, no fused dropout and no values. A
-:class:`Semantics` is a function mode that puts these in: autocast by the lists in torch's `autocast_mode.h`, with its
-cache of cast weights; fused attention as an operator that saves query, key, value, output and log-sum-exp and never a
-matrix of scores; dropout that saves a mask of bytes. Questions about values are answered as for a batch without padding
-whose tokens are shared out evenly between the experts.
-
-Not covered: operators that a library writes itself in CUDA and that aren't installed here.
+The meta device has no autocast, no fused attention, no fused dropout and no values. A :class:`Semantics` is a function
+mode that puts these in: autocast by the lists in torch's `autocast_mode.h`, with its cache of cast weights; fused
+attention that never saves a matrix of scores; dropout that saves a mask of bytes. Questions about values are answered
+as for a batch without padding whose tokens are shared out evenly between the experts.
 """
 
 import contextlib

@@ -222,7 +222,8 @@ def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
         gradient_share=0.0 if gathers else share,
         accumulated=0.0 if gathers else reduced if way.gradients else profile.gradients_bytes,
         stepping=partition + updating,
-        **dict.fromkeys(("forward_buffers", "loss_buffers"), gathered + (bucket if gathers else 0.0)),
+        forward_buffers=gathered + (bucket if gathers else 0.0),
+        loss_buffers=gathered + (bucket if gathers else 0.0),
         backward_buffers=gathered + bucket,
         step_buffers=bucket if gathers else 0.0,  # stages 1 and 2 give theirs back when all is reduced
     )

@@ -2,12 +2,9 @@
 
 A roofline: each operator takes the time of its arithmetic or of its bytes, whichever is more, and never less than a
 launch. On the CPU these add up; a GPU's micro-step takes the device's sum or the host's, whichever is more. Operators
-and optimizers that were measured on the device in the model's shapes take their measured times. Pure arithmetic on
-arrays, with an element for each micro-batch.
-
-A trace writes down how each operator is called (`meta`), sizes that differ between its two micro-batches as
-`<constant:per sample>`. Calls are measured at a few micro-batches; between these, time is a line. An operator that
-wasn't measured has the rate of the nearest of its kind that was.
+and optimizers that were measured on the device in the model's shapes, at a few micro-batches, take these times; between
+these, time is a line. An operator that wasn't measured has the rate of the nearest of its kind that was. Pure
+arithmetic on arrays, with an element for each micro-batch.
 """
 
 import functools

@@ -73,10 +73,9 @@ def would_fit(
 ) -> str:
     """Return a clause that names the changes with which a configuration fits, and the device that it fits as it is.
 
-    Its `--fix` says the `whole` configuration, as an estimate needs it, or the changes alone, beside which a search
-    tries everything else. One change is preferred: that of the smallest allowance class, then the fastest. Where none
-    is enough, the clause names several, allowed ones if they are enough; for others it adds the `--allow` that they
-    need. A whole configuration has the fastest micro-batch, unless the user has `given` one.
+    Its `--fix` says the `whole` configuration, as an estimate needs it, or the changes alone. One change is preferred:
+    that of the smallest allowance class, then the fastest; else several, allowed ones if they are enough, others with
+    the `--allow` that they need. A whole configuration has the fastest micro-batch, unless the user has `given` one.
     """
     needed = round(forecast.predicted(config).memory.device_interval.high)
     device, ways = larger_device(needed, forecast.device), _Ways(forecast, config)
@@ -140,8 +139,8 @@ class _Ways:
         """Return changes that fit together, and none of which can be left out; None if all together don't fit.
 
         Of each knob the lightest choice is taken, those that save most first: by weights, gradients and states, which
-        need no trace, and then by the whole. The loss in chunks, which a short search leaves out, comes after them. As
-        only an adapter can be trained on weights in 4 bits, these come last, or earlier where nothing fits otherwise.
+        need no trace, and then by the whole, the loss in chunks after them. As only an adapter can be trained on
+        weights in 4 bits, these come last, or earlier where nothing fits otherwise.
         """
         plan, changes = self._forecast.plan, [change for change in self._changes if admitted.admits(change.depth)]
         chunks: dict[str, Scalar] = {"chunked_loss": True} if admitted.admits(Allowance.NUMERICS) else {}

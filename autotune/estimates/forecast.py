@@ -317,10 +317,9 @@ class Forecast:
     def fastest(self, configs: Sequence[TrainConfig], count: int) -> tuple[list[TrainConfig], int]:
         """Return up to `count` of the fastest configurations that fit, and how many configurations may fit at all.
 
-        Of configurations that differ in micro-batch and tf32 alone, only the fastest is returned. Those whose predicted
-        rates are within 1 % are ordered by allowance class, then by position in `configs`. A configuration may fit if
-        the lower bound of its memory is within the device's; one whose weights, gradients and optimizer states alone
-        are larger isn't traced.
+        Of those that differ in micro-batch and tf32 alone, only the fastest is returned; rates within 1 % are ordered
+        by allowance class, then by position in `configs`. A configuration may fit if the lower bound of its memory is
+        within the device's; one whose weights, gradients and states alone are larger isn't traced.
         """
         configs = [config for config in configs if not too_large(self.plan, config)]
         found = self.model.predict(configs)

@@ -170,9 +170,8 @@ def keeps_predictions(trainer: Any) -> bool:
 def evaluated(sizes: tuple[int, ...], trainer: Any, reading: Reading, guard: MemoryGuard) -> dict[str, Any]:
     """Evaluate with the first of these batch sizes that fits; return the fields of `Soaked` that say which one it is.
 
-    If the predictions fit with none of the sizes, evaluation is tried without them, and the result says why. Of several
-    ranks none goes on to the next size: one that fails leaves the others amid their evaluation, until they are ended.
-    CheckError: evaluation failed, or fits with no size.
+    If the predictions fit with none, evaluation is tried without them, and the result says why. Of several ranks none
+    goes on to the next size. CheckError: evaluation failed, or fits with no size.
     """
     args, ranks, trained = trainer.args, own_rank().of, guard.peak()
     args.dataloader_persistent_workers = False  # the Trainer would keep the first size's loader

@@ -115,11 +115,10 @@ def cold_compile_cache(directory: Path, rank: int = 0) -> Iterator[None]:
 
 
 def forget_unfinished(since: float) -> None:
-    """Remove the libraries from inductor's cache that a killed compiler has left unfinished.
+    """Remove the libraries from inductor's cache that a killed compiler has left unfinished: "file too short".
 
-    Every later training would fail to load them: "file too short". Looked at are those written at `since` (in seconds
-    since 1970) or later, by a trial that has ended, and those that nobody has written to for ten minutes. One that a
-    linker has open stays, since all trainings of the user share the cache.
+    Looked at are those written at `since` (in seconds since 1970) or later, by a trial that has ended, and those that
+    nobody has written to for ten minutes. One that a linker has open stays, since all trainings share the cache.
     """
     if "torch" not in sys.modules:  # in a process that forks no trials
         return

@@ -1,14 +1,13 @@
 """Measures whether the gradient of an optimizer step depends on how its samples are split into micro-batches.
 
-A loss that is a sum or a mean over the micro-batch may need another scale of accumulation than it gets, and one that
-compares the samples of a micro-batch with each other is another loss with each split. Code doesn't say so of itself;
-two gradients from the same weights and samples show it, in one micro-batch and in several. A Trainer's are computed by
-its own `training_step`. A step of a user's loop is run at the baseline's micro-batch and at another one; nothing is
-compiled meanwhile, gradients aren't clipped, and the samples that models are given are counted.
+A loss that is a sum over the micro-batch needs another scale of accumulation than a mean, and one that compares the
+samples of a micro-batch with each other is another loss with each split. Two gradients from the same weights and
+samples show it, in one micro-batch and in several: a Trainer's by its own `training_step`, a loop's at the baseline's
+micro-batch and at another one. Nothing is compiled meanwhile, gradients aren't clipped, samples are counted.
 
-All known randomness is switched off meanwhile, and batch norm keeps its running statistics. Dropout modules have a rate
-`p`; others keep theirs in an attribute or read it from the config at each call. A model's own code may draw otherwise:
-if the two gradients differ, the whole batch is run a second time with another seed, to see how much chance changes.
+All known randomness is switched off: dropout modules have a rate `p`, others keep theirs in an attribute or read it
+from the config at each call. If the gradients still differ, the whole batch is run with another seed, to see how much
+chance changes.
 """
 
 from __future__ import annotations

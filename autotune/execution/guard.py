@@ -154,8 +154,7 @@ class CudaGuard(MemoryGuard):
     """A cap on the caching allocator; the peak is torch's, plus the rest.
 
     NVML has no peak, so the rest is what it sees now beyond torch's reservation: of this process, if the driver tells
-    that, otherwise of all since the trial began, less changes that can't be this process's. The driver names no process
-    for paged states; they are added. NCCL's memory for several ranks is there before the cap is set.
+    that, otherwise of all since the trial began, less changes that can't be this process's. Paged states are added.
     """
 
     def __init__(self, device: str, budget_bytes: int) -> None:

@@ -1,14 +1,12 @@
 """The jobs of the launcher: their processes, from their fork until nothing of them is left.
 
 A job is the ranks of one trial, or trials that run in turn, each in a directory of its own (see `token_ring`). Each
-place runs one job at a time. Each process leads a session of its own, dies with the launcher, and prints into a pipe of
-which head and tail are kept as its log. A job ends when all its processes have ended, when its time is up, or when one
-of several fails: the others, which would wait for it in a collective for ever, get a moment to write down what they
-saw, and are killed. Then the rest of the processes' groups is killed too, and every orphan.
+process leads a session of its own, dies with the launcher, and prints into a pipe of which head and tail are kept as
+its log. A job ends when all its processes have ended, when its time is up, or when one of several fails: the others get
+a moment to write down what they saw, and are killed with all of the processes' groups and every orphan.
 
-Three nets end a trial with all that it has started, or a killed search, since each net has holes. A process group holds
-all that a trial starts but leaders of a session (torchrun's ranks are). A subreaper gets these back when their parent
-ends: a trial's process, then the launcher. So every process of a search also carries a mark in its environment.
+Three nets end all that a trial has started, since each has holes: a process group, which leaders of a session leave
+(torchrun's ranks are); a subreaper, which gets these when their parent ends; a mark in the environment.
 """
 
 import contextlib

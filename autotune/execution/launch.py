@@ -1,12 +1,10 @@
 """The launcher: a process that imports everything once, touches no device, and forks each trial.
 
 :class:`Launcher` is that process as the parent sees it: started for all places of a search, given jobs, ended with all
-that runs under it. `main` is its own program. (The forkserver of `multiprocessing` has its parent's environment, output
-and session, imports the parent's main program again, and ends nothing below a child.) Each process of a trial runs
-`run_trial`, which writes whatever goes wrong as a :class:`Failure` into its outcome file.
-
-A fork is only safe while its parent has not touched the device, and importing may touch it behind our back. On CUDA a
-child is therefore tried first; if it can't use the device, each trial is a fresh interpreter instead.
+that runs under it. `main` is its own program, since the forkserver of `multiprocessing` imports the parent's main
+program again and ends nothing below a child. Each process of a trial runs `run_trial`, which writes whatever goes wrong
+as a :class:`Failure` into its outcome file. A fork is only safe while its parent has not touched the device: on CUDA a
+child is tried first; if it can't use the device, each trial is a fresh interpreter.
 """
 
 import argparse

@@ -1,13 +1,9 @@
 """How a trial ended, from the files of its process or its ranks: an outcome file and a log each.
 
-The outcome file counts first; without one, exit code, signal and log decide. All ranks take part in every step, so the
-step times of several are those of the rank with the longest sum: the longest of each single step would count a delay
-that the next step makes up for. Memory is that of the worst rank, the loss the mean over them.
-
-A rank that fails takes the others with it: they lose a connection, or are killed while they wait. The cause is the
-failure that was noticed first; of two noticed at the same moment, one that speaks of a lost peer is the consequence.
-Failed allocations are recognised in any disguise. An error is told in one short line; the library's own words are at
-the end of the log.
+The outcome file counts first; without one, exit code, signal and log decide. The step times of several ranks are those
+of the rank with the longest sum, since the longest of each single step would count delays that the next step makes up
+for. Memory is that of the worst rank, the loss the mean. A rank that fails takes the others with it: the cause is the
+failure noticed first; of two noticed at once, one that speaks of a lost peer is the consequence.
 """
 
 import contextlib

@@ -1,12 +1,10 @@
 """Runs trials on the nodes of a Ray cluster: places on them, as a pool.
 
-A place is a placement group of Ray's with a bundle on each node that a trial is spread over, and an actor in each
-bundle, which is given requests and gives back results. It keeps a runner, and so a launcher that has imported
-everything, from trial to trial. Ray finds the nodes by the label that each has, and waits while others use them. A
-place that loses an actor or a node is given up, and its trial runs again, once, at another.
-
-The search stays in one process, with a thread for each trial that runs. Trials of a place run in a directory of its
-number: the next actor that serves it on a node ends what an actor that died there has left.
+A place is a placement group of Ray's with a bundle on each node that a trial is spread over, and an actor in each that
+keeps a launcher, which has imported everything. Ray finds nodes by their labels, and waits while others use them. A
+place that loses an actor or a node is given up, and its trial runs again, once, at another. The search stays in one
+process, with a thread for each trial that runs. Trials of a place run in a directory of its number: the next actor that
+serves it on a node ends what an actor that died there has left.
 """
 
 from __future__ import annotations

@@ -105,11 +105,9 @@ class _Running(NamedTuple):
 class LocalRunner(Runner):
     """Runs trials on this machine, each in a process of its own, and writes `result.json` for each.
 
-    Use it as a context manager: entering ends what a search that was killed here has left running, leaving ends the
-    launcher and all that runs under it. An exception in `wait` ends all trials that run.
-
-    Each of the `places`, by default one that is the whole machine, offers a trial the `hardware`. Trial N lives in
-    `trials/NNNN` of the run directory, which nobody else uses meanwhile. Tests have a child run another `entry`.
+    A context manager: entering ends what a search that was killed here has left running, leaving ends the launcher and
+    all that runs under it. Each of the `places`, by default one that is the whole machine, offers a trial the
+    `hardware`. Trial N lives in `trials/NNNN` of the run directory. Tests have a child run another `entry`.
     """
 
     def __init__(

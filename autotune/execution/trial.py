@@ -1,11 +1,9 @@
 """A trial as its process sees it: makes its Trainer, trains, and measures.
 
 For a named model this module makes the Trainer; a user's own code makes its Trainer itself, and is run under the
-trial's arguments until it trains. Both train under the arguments of one mapping (`training.arguments.training_plan`).
-
-A user's loop is a function that sets up model, data and optimizer for a configuration and returns a function that does
-one whole optimizer step, which is timed as the Trainer's steps are. Nobody sees into that step: it runs all its
-micro-batches, its wait for data isn't measured, and whether a knob took effect is taken on trust.
+trial's arguments until it trains. Both train under the arguments of one mapping (`training.arguments.training_plan`). A
+user's loop is a function that returns another one, which does one whole optimizer step: it is timed as the Trainer's
+steps are, its wait for data isn't measured, and whether a knob took effect is taken on trust.
 """
 
 import importlib

@@ -1,13 +1,11 @@
 """The scripts of an export: with a plain Trainer, with TRL's Trainers, and the parts that the loop's script shares.
 
-Each is a Jinja template that reads as the script it makes; here its values are put together. All are taken from the
-arguments that were measured. Where the user said nothing, `TrainingArguments` decided, whose defaults are written out,
-since other tools have others. The scripts need neither autotune nor a file beside them. They start with random samples
-of the size that was measured, for the user to replace; ids come from the middle half of a vocabulary, where no model
-has its special ones.
-
-A template writes a value between braces as a literal of Python, so that nothing in a result becomes code. :class:`Code`
-alone, made in this package of names and literals, is written as it stands; `text` and `comment` are for people.
+Each is a Jinja template that reads as the script it makes; here its values are put together, from the arguments that
+were measured. Where the user said nothing, the defaults of `TrainingArguments` are written out, since other tools have
+others. The scripts need neither autotune nor a file beside them. They start with random samples of the size that was
+measured, for the user to replace; ids come from the middle half of a vocabulary, where no model has its special ones. A
+template writes a value between braces as a literal of Python, so that nothing in a result becomes code; :class:`Code`
+alone is written as it stands.
 """
 
 import dataclasses

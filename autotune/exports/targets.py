@@ -1,12 +1,9 @@
 """The targets of an export: one table, what is done with all of them alike, and the lines of a shell that train.
 
-A target is a function from the answer to a :class:`Draft`. What it can't express of the answer is listed in its
-files and in the draft; an answer that it can't train at all is refused.
-
-The script with a loop of its own takes the step of the Trainer with accelerate. Its optimizers are those of
-`trainer_optimizer.py` in transformers 5.23; a test compares each with what the Trainer has. Optimizers that project
-gradients, step inside the backward pass or schedule themselves are more than a class with arguments: :data:`STAND_IN`
-takes their place, and the script says so.
+A target is a function from the answer to a :class:`Draft`. What it can't express of the answer is listed in its files
+and in the draft; an answer that it can't train at all is refused. The script with a loop of its own takes the step of
+the Trainer with accelerate, whose optimizers a test compares with the Trainer's; those that are more than a class with
+arguments are replaced (:data:`STAND_IN`), and the script says so.
 """
 
 import shlex

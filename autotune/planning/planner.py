@@ -158,9 +158,8 @@ def plan_from(
 ) -> SearchPlan:
     """Return the plan; `arguments` are those of the user's code, `changes` are fields that the options don't decide.
 
-    The values of `--fix` are in every configuration, the baseline too: they belong to the training, and are no part of
-    the search's gain. Knobs of `--only` that aren't in the space have the choices of 'default' and 'full', at every
-    effort. The last notes tell what the baseline needs, and the limits of the search.
+    The values of `--fix` are in every configuration, the baseline too. Knobs of `--only` that aren't in the space have
+    the choices of 'default' and 'full', at every effort. The last notes tell what the baseline needs, and the limits.
     """
     options, hardware, facts = start.options, start.hardware, found.facts
     workload = workload.model_copy(update={"lengths": found.lengths})

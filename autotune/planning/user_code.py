@@ -1,12 +1,9 @@
 """Tunes the user's own code: a Trainer, a function that makes one, a script that trains with one, or a loop.
 
 A Trainer or a script is first run up to the beginning of its training (`execution.describe`). Its own arguments are the
-baseline; knobs that the code itself decides stay.
-
-A plain PyTorch or Accelerate loop (`find(step=...)`) is tuned by the knobs that it is said to honour, and by those that
-it declares. The function is pickled into the run directory and called in each process of a trial (`execution.trial`).
-Before that, a step is run at two micro-batches, to check that it consumes the global batch, and whether its gradient
-depends on the split (`execution.gradients`). The cost model is used only if the model is named as well.
+baseline; knobs that the code itself decides stay. A loop (`find(step=...)`) is tuned by the knobs that it is said to
+honour, and by those that it declares; a step is run at two micro-batches before, to check that it consumes the global
+batch, and whether its gradient depends on the split (`execution.gradients`).
 """
 
 import contextlib

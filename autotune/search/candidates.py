@@ -1,12 +1,10 @@
 """Chooses trials: what to refuse without one, what to try next, and when to stop.
 
 By the cost model the next trial is the untried configuration with the largest expected improvement over the leader for
-each second that it is expected to take, times its chance to fit. Before a trial has completed, it is the one with the
-highest predicted throughput, with a bonus for an uncertain prediction. Each measurement corrects the model before the
-next choice. The search ends when the best of all trials that it may still run is expected to improve the rate by less
-than `WORTHWHILE_GAIN`. That is drawn from the joint posterior of the most promising, which share most of their errors.
-
-Without the cost model `proposals` come in the order of the space; when all are tried, TPE takes over (`sampler`).
+each second that it is expected to take, times its chance to fit; before a trial has completed the one with the highest
+predicted throughput. Each measurement corrects the model before the next choice. The search ends when the best of all
+trials that it may still run is expected to improve the rate by less than `WORTHWHILE_GAIN`, by the joint posterior of
+the most promising. Without the cost model `proposals` come in the order of the space, then TPE's (`sampler`).
 """
 
 import functools
@@ -278,12 +276,11 @@ class Candidates:
         """Return the worth of a trial of each configuration, and its expected gain.
 
         With a leader, the gain is the expected improvement of the logarithm of the rate (Jones and others, "Efficient
-        global optimization of expensive black-box functions", 1998), and the worth is the gain for each second that
-        the trial is expected to take (Snoek, Larochelle and Adams, "Practical Bayesian optimization of machine learning
-        algorithms", 2012), since compiling a large model takes longer than ten trials. The leader's rate is the one
-        that the model predicts after learning from its measurement, as the highest of many measurements is biased
-        upwards. Without a leader, the worth is the throughput half a standard deviation up. Either is weighed with the
-        chance to fit.
+        global optimization of expensive black-box functions", 1998), and the worth is the gain for each second that the
+        trial is expected to take (Snoek, Larochelle and Adams, "Practical Bayesian optimization of machine learning
+        algorithms", 2012). The leader's rate is the predicted one after its measurement, as the highest of many is
+        biased upwards. Without a leader, the worth is the throughput half a standard deviation up. Either is weighed
+        with the chance to fit.
         """
         # Squared, as a trial that runs out of memory is lost, and says little about other configurations.
         fits, deviations, ranking = self._fits**2, self._predicted.log_deviation, history.ranking()

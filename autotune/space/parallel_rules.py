@@ -161,11 +161,16 @@ def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
     parts = 2 * degree if spread.ring > 1 else degree  # in a ring each device has an early and a late part
     if workload.sequence_length % parts:
         yield f"{named} does not divide the {workload.sequence_length} tokens of a sample into {parts} parts"
-    yield from (_ring if spread.ring > 1 else _ulysses)(named, config, workload, facts, hardware)
+    if workload.dataset is not None:  # the Trainer weighs micro-batches alike, or parts of a sample must be alike
+        yield f"{named}: samples must have one length"
+    yield from (_ring if spread.ring > 1 else _ulysses)(config, workload, facts, hardware)
+    for asked, other in ((workload.recipe is not None, "a Trainer of TRL's"), (workload.is_users_own, "your own code")):
+        if asked:
+            yield f"{named}: {other} has not been run so"
 
 
-def _ring(named: str, config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
-    named = f"{named} beside FSDP"
+def _ring(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
+    spread, named = config.parallelism, f"sequence parallel {config.parallelism.ring} beside FSDP"
     if hardware.is_cpu:
         yield f"{named}: torch passes keys and values on around its attention for CUDA alone"
     if config.attn_implementation != "sdpa":
@@ -177,18 +182,15 @@ def _ring(named: str, config: TrainConfig, workload: Workload, facts: ModelFacts
         yield f"{named}: accelerate knows attention by the name self_attn, which this model's doesn't have"
     if _has_windows(workload):
         yield f"{named}: accelerate refuses layers that attend to a window"
-    untried = {
-        "torch.compile": config.torch_compile_backend is not None,
-        "packed weights": config.quantization is not None,
-        "replicas": config.parallelism.replicas > 1,
-    }
-    yield from _not_run(named, config, workload, untried)
+    untried = {"torch.compile": config.torch_compile_backend, "packed weights": config.quantization}
+    for other, asked in {**untried, "replicas": spread.replicas > 1}.items():
+        if asked:
+            yield f"{named}: {other} has not been run so"
 
 
-def _ulysses(
-    named: str, config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware
-) -> Iterator[str]:
+def _ulysses(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     spread, heads, degree = config.parallelism, facts.tensor_parallel_heads, config.parallelism.sequence_parallel
+    named = f"sequence parallel {degree}"
     if spread.sharding != "zero_3":
         yield f"{named}: beside {spread.sharding} DeepSpeed makes gradients {degree} times as large; zero_3 is right"
     if config.attn_implementation != "sdpa":
@@ -201,12 +203,10 @@ def _ulysses(
         yield f"{named}: over gloo torch can't gather losses in a group without rank 0 (on a CPU all ranks may share)"
     if _has_windows(workload):
         yield f"{named}: DeepSpeed drops the mask of sdpa, which keeps layers to their window"
-    untried = {
-        "offload": spread.offload != "none",
-        "an adapter": config.adapter is not None,
-        "Liger": config.use_liger_kernel,
-    }
-    yield from _not_run(named, config, workload, untried)
+    untried = {"offload": spread.offload != "none", "an adapter": config.adapter, "Liger": config.use_liger_kernel}
+    for other, asked in untried.items():
+        if asked:
+            yield f"{named}: {other} has not been run so"
 
 
 def _has_windows(workload: Workload) -> bool:
@@ -214,13 +214,6 @@ def _has_windows(workload: Workload) -> bool:
     if "layer_types" in model:
         return bool(set(model["layer_types"] or ()) - {"full_attention"})
     return bool(model.get("sliding_window") and model.get("use_sliding_window", True))
-
-
-def _not_run(named: str, config: TrainConfig, workload: Workload, untried: dict[str, bool]) -> Iterator[str]:
-    if workload.dataset is not None:  # the Trainer weighs micro-batches alike, or parts of a sample must be alike
-        yield f"{named}: samples must have one length"
-    untried |= {"a Trainer of TRL's": workload.recipe is not None, "your own code": workload.is_users_own}
-    yield from (f"{named}: {other} has not been run so" for other, is_asked in untried.items() if is_asked)
 
 
 RULES: tuple[Rule, ...] = (_devices, _idle_knobs, _fsdp, _zero, _tensor, _sequence)

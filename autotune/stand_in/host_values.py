@@ -1,13 +1,10 @@
 """Computes small tensors on the host beside the stand-in, where kernels compute nothing.
 
 A training's memory depends on some values: lengths, masks, the sizes of images, which labels count. They come from the
-host as whole numbers and are computed from such. So every operator of torch that has a kernel for CUDA runs as it does,
-for its memory, and where all its tensors are known, the same operator of the CPU tells its result: it is known then
-too, and is read back as it is. From many fractions (an image) only whole numbers and truth values are computed.
-
-All else is unknown: it comes from the model's own arithmetic. A fraction that is read of it (a loss, a norm) is 0, as
-that decides nothing about memory; where a whole number or a truth value is read, by which a program may decide how to
-go on, `UnknownValueError` is raised with the place.
+host as whole numbers and are computed from such. So every operator of torch runs as it does for CUDA, for its memory,
+and where all its tensors are known, the same operator of the CPU tells its result. All else is unknown: it comes from
+the model's own arithmetic. A fraction that is read of it (a loss, a norm) is 0; where a whole number or truth value is
+read, by which a program may decide how to go on, `UnknownValueError` is raised with the place.
 """
 
 from __future__ import annotations

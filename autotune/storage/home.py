@@ -1,14 +1,12 @@
 """`$AUTOTUNE_HOME`: where it is, and the measurements of devices and models in it.
 
 The default is `~/.local/share/autotune`, by the XDG base directory specification
-(https://specifications.freedesktop.org/basedir/latest): `$XDG_DATA_HOME` moves it, if that is an absolute path. A
-folder is made when something is first written to it; to readers a missing folder is an empty one.
+(https://specifications.freedesktop.org/basedir/latest). A folder is made when something is first written to it.
 
 Rates of `autotune doctor --calibrate`, timings of single operators and observations (how far predictions were off, by
-type of model) are stored by the fingerprint of a device, with its drivers, libraries and cores. The lasting record
-can't replace observations: each needs a prediction, and so the model's config and the workload, of which the record has
-digests only; and a search without a record learns as well. The trace of a family is compressed JSON, stored by a digest
-of all that decides it: figures of the model, shape of its inputs, family, installed packages, code of autotune.
+type of model) are stored by the fingerprint of a device, with its drivers, libraries and cores. A family's trace is
+compressed JSON, stored by a digest of all that decides it: figures of the model, shape of its inputs, family, installed
+packages, code of autotune.
 """
 
 import contextlib

@@ -256,11 +256,10 @@ def effective_tf32(config: TrainConfig, hardware: Hardware) -> bool:
 
 
 def compiler_refuses_tf32(config: TrainConfig) -> bool:
-    """Return whether TF32 that TrainingArguments switch on makes the compiler raise.
+    """Return whether TF32 that TrainingArguments switch on makes inductor's max-autotune raise.
 
-    transformers sets `torch.backends.fp32_precision`, and inductor's max-autotune asks
-    `torch.get_float32_matmul_precision`, which raises unless the older interface was used as well: accelerate does so
-    where there is no autocast.
+    It asks `torch.get_float32_matmul_precision`, which raises if only the newer `fp32_precision` was set, as
+    transformers does; accelerate sets the older one too where there is no autocast.
     """
     mode = config.torch_compile_mode or ""
     return mode.startswith("max-autotune") and config.mixed_precision != "no"

@@ -222,11 +222,10 @@ def _linear_modules(model: PreTrainedModel) -> tuple[str, ...]:
 
 
 def _fsdp_conflict(model: PreTrainedModel) -> str | None:
-    """Return why accelerate can't shard `model` by FSDP2, or None.
+    """Return why accelerate can't shard `model` by FSDP2, or None: torch refuses a parameter that two units would own.
 
     accelerate makes a unit of each layer of the classes in `_no_split_modules`, one of the input embedding, one of the
-    head (with the embedding, if they are tied) and one of all the rest (`fsdp2_prepare_model` in 1.13 to 1.15). torch
-    refuses a parameter that two units would own.
+    head (with the embedding, if they are tied) and one of all the rest (`fsdp2_prepare_model` in 1.13 to 1.15).
     """
     layers = set(getattr(model, "_no_split_modules", None) or ())
     missing = sorted(layers - {type(module).__name__ for module in model.modules()})

@@ -1,12 +1,9 @@
 """The inputs of models, by the library config: special ids of texts, images, recordings, and texts with images.
 
 The length of sound is counted in frames, the positions that the encoder attends over: 20 ms for wav2vec 2.0 and its kin
-(320 samples at 16 kHz) and for Whisper (two log-mel frames of 10 ms). Some models take one length alone, Whisper 30 s.
-
-An image stands in a text as a run of placeholder tokens, one for each feature that the vision part makes of it; the
-model puts the features in their place. How an image is cut and how many features come out is as the model's processor
-decides (transformers 5.23, `image_processing_*.py` and `processing_*.py` of each type). Images here are square; runs
-are parted by ordinary tokens, where processors write marks.
+(320 samples at 16 kHz) and for Whisper, which takes 30 s alone. An image stands in a text as a run of placeholder
+tokens, one for each feature that the vision part makes of it, as the model's processor decides (transformers 5.23,
+`image_processing_*.py` and `processing_*.py` of each type). Images here are square; ordinary tokens part the runs.
 """
 
 import itertools

@@ -44,10 +44,7 @@ class Rehearsal(Value):
 def chance_to_fit(memory: Memory, memory_bytes: int, context_spread_bytes: float) -> float:
     """Return the chance that a peak on the stand-in is within a GPU's memory, by how far the stand-in is off.
 
-    Args:
-        memory: The peak on the stand-in.
-        memory_bytes: The GPU's memory.
-        context_spread_bytes: Standard deviation of what a process takes beside the allocator.
+    `context_spread_bytes`: standard deviation of what a process takes beside the allocator.
     """
     spread = math.hypot(_RESERVED_SPREAD * (memory.reserved_bytes or 0), context_spread_bytes)
     return 0.5 * math.erfc((memory.peak_bytes - memory_bytes) / (spread * math.sqrt(2)))

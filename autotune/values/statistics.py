@@ -1,13 +1,10 @@
 """Means, ratios and their 95 % intervals, for a handful of timings.
 
-The steps of one trial are correlated (placement, clocks, other processes), so a trial counts as one sample and not its
-steps. Two or three trials hardly determine their own spread, so it is pooled over all configurations of the finals,
-with a prior from the spread of single steps.
-
-Intervals are Student's t on logarithms, not the bootstrap: two trials have only three different resamples, and
-resampling steps ignores their correlation. With two trials of ten steps on both sides, and trials that spread as much
-as steps, percentile intervals cover the truth in 66 of 100 cases resampling trials and in 53 resampling steps, these
-in 99; where trials spread twice as much as steps, in 67, 41 and 90 (counted by `tests/values/test_statistics.py`).
+The steps of one trial are correlated (placement, clocks, other processes), so a trial counts as one sample. Two or
+three trials hardly determine their own spread, so it is pooled over all configurations of the finals, with a prior from
+the spread of single steps. Intervals are Student's t on logarithms: with two trials of ten steps on both sides they
+cover the truth in 99 of 100 cases where trials spread as much as steps, and in 90 where they spread twice as much;
+percentile intervals of the bootstrap in 66 and 67 (counted by `tests/values/test_statistics.py`).
 """
 
 import math
@@ -185,9 +182,9 @@ class Single(NamedTuple):
 def expected_rates(singles: Sequence[Single]) -> list[float]:
     """Return the posterior means of the rates of single trials, as logarithms and on the scale of the finals.
 
-    The highest of several noisy values is likely to have been lucky. Each that was chosen is drawn towards its
-    prediction or towards their mean, whichever they deviate less from, by the share of noise in these deviations. The
-    noise is the spread of trials (`trial_spread`) and the change of those measured again beyond the whole machine's.
+    The highest of several noisy values is likely to have been lucky: each is drawn towards its prediction or towards
+    their mean, whichever it deviates less from, by the share of noise. That is the spread of trials (`trial_spread`)
+    and the change of those measured again beyond the whole machine's.
     """
     moves = [single.rate - single.again for single in singles if single.again is not None]
     squares = sum((move - statistics.fmean(moves)) ** 2 for move in moves)
