@@ -37,20 +37,12 @@ class Family(Value):
     adapter: AnyAdapter | OwnAdapter | None = None
     quantization: Quantization | None = None
     tensor_parallel: int = Field(default=1, description="devices that share each layer's matrices")
-    sequence_parallel: int = Field(
-        default=1, exclude_if=lambda degree: degree == 1, description="devices that share a sample's tokens"
-    )
-    ring: int = Field(
-        default=1, exclude_if=lambda degree: degree == 1, description="those of them that pass on keys and values"
-    )
+    sequence_parallel: int = Field(default=1, exclude_if=lambda n: n == 1, description="devices that share the tokens")
+    ring: int = Field(default=1, exclude_if=lambda n: n == 1, description="devices that pass on keys and values")
     generation: Generation = Field(default="ampere", description="of a CUDA device: whose kernels and workspaces")
     precompute_ref_log_probs: bool = Field(default=False, description="of a recipe: the reference ran before training")
-    compiled: bool = Field(
-        default=False, exclude_if=lambda is_on: not is_on, description="by inductor, whose own programs are traced"
-    )
-    clones_outputs: bool = Field(
-        default=False, exclude_if=lambda is_on: not is_on, description="as DDP that looks for unused parameters does"
-    )
+    compiled: bool = Field(default=False, exclude_if=lambda on: not on, description="inductor's programs are traced")
+    clones_outputs: bool = Field(default=False, exclude_if=lambda on: not on, description="DDP's, of unused parameters")
 
     @property
     def gpu(self) -> Generation | None:

@@ -183,9 +183,8 @@ def _differing(short: Sequence[object], long: Sequence[object]) -> NDArray[np.in
 def stretch(short: Sequence[object], long: Sequence[object]) -> tuple[int, int]:
     """Return (position, length) of the stretch that `long` has more than `short`, between the layers of `short`.
 
-    Names alone leave open where it begins: anywhere from before the first layer to behind the last one, and a few
-    operators further where operators around the layers are named like them. One length of it behind its earliest place
-    is between two layers, so that each operator is one of its own layer.
+    Names alone leave open where it begins: anywhere from before the first layer to behind the last one, and further.
+    One length of it behind its earliest place is between two layers, so that each operator is one of its own layer.
     """
     extra, differing = len(long) - len(short), _differing(short, long)
     if extra < 0 or differing.min():

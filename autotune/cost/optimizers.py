@@ -2,8 +2,7 @@
 
 A table: a row an optimizer of transformers' `OptimizerNames`. States are counted from the libraries' own code (torch
 2.13, transformers 5.24, bitsandbytes 0.50, lomo-optim 0.1, galore-torch 1.0, apollo-torch 1.0, schedulefree 1.4,
-torch-optimi 0.3, torchao 0.18, grokadamw 0.1); tests hold them against a real step, those of other packages where these
-are installed. Every optimizer that can run has a row.
+torch-optimi 0.3, torchao 0.18, grokadamw 0.1); tests hold them against a real step of the packages that are installed.
 """
 
 import math

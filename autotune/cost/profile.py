@@ -85,9 +85,8 @@ class Storages(Value):
     """Memory that the operators of a pass make and free, at the model's full depth.
 
     Rows are (operator that made it, operator before which it ends, constant bytes, bytes per sample, whether a
-    gradient, columns, origin); operators are counted from 0. A gradient's end is where it would be added to one that is
-    there already. The scratch memory of a sum over the rows of a matrix has rows in place of bytes, and columns, which
-    are 0 otherwise.
+    gradient, columns, origin). A gradient's end is where it would be added to one that is there already. The scratch
+    memory of a sum over the rows of a matrix has rows in place of bytes, and columns, which are 0 otherwise.
     """
 
     packed: str = Field(repr=False, description="the rows, see `of`")

@@ -65,9 +65,8 @@ def profile(
     """Return the profile of `family` for inputs of `shape`, or raise an InputError if the model can't be traced.
 
     An extended trace has to come to so many `parameters` without adapters, if that is known. `change` makes the built
-    model the one that is trained, before the adapter is put on, as for libraries of another time. `known`: earlier
-    traces of this model and shape, which are used and added to. `own`: the user's own training, whose batches and
-    loss are traced; its module too, as a whole and without an evaluation, if the library has none of its kind.
+    model the one that is trained, before the adapter is put on. `known`: earlier traces of this model and shape, which
+    are used and added to. `own`: the user's own training, whose batches and loss are traced, or its module as a whole.
     """
     shape = shape.model_copy(update={"length": shape.length // family.sequence_parallel})
     profiler = _Profiler(spec, family, shape, change, {} if known is None else known, own)

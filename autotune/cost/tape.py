@@ -87,8 +87,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Of `known` tensors, weights, buffers and inputs, storages don't count. `scratch` returns the bytes that an operator
     takes and gives back, from its name, arguments and results. `numbers`: integers of the host are used beside tensors
-    of the meta device; the recorder passes over operators on these alone, and over views, which a model makes one by
-    one for each image. Fused attention sees `attended` times as many keys as there are here, with other devices'.
+    of the meta device; operators on these alone are passed over. Fused attention sees `attended` times as many keys as
+    there are here.
     """
 
     def __init__(

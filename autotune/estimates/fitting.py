@@ -109,8 +109,7 @@ class _Ways:
         self._forecast = forecast
         self._config = config
         thorough = forecast.plan.budget.model_copy(update={"effort": Effort.THOROUGH})  # with what is tried last
-        plan = forecast.plan.model_copy(update={"allowance": Allowance.METHOD, "budget": thorough})
-        self._space = plan.search_space
+        self._space = forecast.plan.model_copy(update={"allowance": Allowance.METHOD, "budget": thorough}).search_space
         problem = forecast.plan.model_copy(update={"baseline": config})
         found = [
             _Change(changed, dimension.name, choice, allowance_of(changed, problem))

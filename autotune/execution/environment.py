@@ -74,10 +74,8 @@ def launcher_environment(
     wanted = dict(ENVIRONMENT)
     if device == "cpu":
         # The host's memory is measured, so freed blocks go back at once, until `guard` undoes that for the timed steps.
-        # At glibc's own first value of 128 KiB the peaks of small models were 1 to 5 MiB higher: a BERT of a million
-        # weights spread by 1.5 MiB around its tensors' size, and at 16 KiB by 0.3 MiB. Later glibc would come to keep
-        # freed blocks of up to 32 MiB. Beside a GPU nothing would undo it in the processes that collate batches, which
-        # would map and clear each batch of images anew.
+        # At glibc's own first value of 128 KiB the peaks of small models were 1 to 5 MiB higher. Beside a GPU nothing
+        # would undo it in the processes that collate batches, which would map and clear each batch of images anew.
         wanted[MMAP_THRESHOLD] = OWN_MMAP_THRESHOLD
     chosen = {name: present.get(name, value) for name, value in wanted.items()}
     # The parent's own module path, in its order.

@@ -45,10 +45,9 @@ from autotune.values.workload import ACCUMULATION
 # Elements of each parameter's gradient that are compared one by one; its norm counts all of them.
 _COMPARED = 1 << 16
 
-# Relative distance of two gradients that is rounding. Seen on tiny random Llama, T5, BERT and ViT, 4 samples whole and
-# in twos: up to 7e-7 in fp32, 9e-3 with weights in bf16, 2e-3 under autocast; there up to 4e-2 on ten layers without
-# norms, 64 samples in twos and ones. A mean of means of texts of 8 to 60 tokens 0.47 to 0.57, a loss that isn't divided
-# by the micro-batches 0.50 to 0.70.
+# Relative distance of two gradients that is rounding. Seen on tiny random Llama, T5, BERT and ViT: up to 7e-7 in fp32,
+# 9e-3 with weights in bf16, 2e-3 under autocast; there up to 4e-2 on ten layers without norms. A mean of means of texts
+# of 8 to 60 tokens 0.47 to 0.57, a loss that isn't divided by the micro-batches 0.50 to 0.70.
 _ROUNDING, _SHORT_ROUNDING = 5e-3, 0.05
 
 # Samples of a Trainer's step whose gradients are compared, and of a micro-batch of it.

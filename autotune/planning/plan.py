@@ -142,9 +142,8 @@ def request_of(
 ) -> TrialRequest:
     """Return the request for a trial of `config`, which is ended after `timeout_s`.
 
-    `task`: what a check does beside timing steps; `cold_compile`: code is compiled anew, as in a user's first run.
-    Below `to_beat` samples/s it may measure less exactly. `in_turn_with`: numbers of the trials that compute in turn
-    with it, itself included; empty: it runs alone.
+    `task`: what a check does beside timing steps; `cold_compile`: as in a user's first run. Below `to_beat` samples/s
+    it may measure less exactly. `in_turn_with`: numbers of the trials that compute in turn with it, itself included.
     """
     is_compared = purpose in (Purpose.FINAL, Purpose.EXPLAIN)  # closely, so that it is measured more exactly
     whole = is_compared or purpose is Purpose.LOSS_CHECK

@@ -219,8 +219,7 @@ class UserLoop(Subject):
     """The user's own training loop: a function that sets it up for a configuration and returns its step.
 
     `step` takes a configuration, `accumulation_steps` if it has an argument of that name, and the value of each knob of
-    its own; `knobs` names the fields of TrainConfig that it honours, or maps them to their choices, and others to an
-    `OwnKnob`.
+    its own; `knobs` names the fields of TrainConfig that it honours, or maps them to choices, others to an `OwnKnob`.
     """
 
     def __init__(self, options: SearchOptions, step: Callable[..., Any], knobs: Knobs | None) -> None:

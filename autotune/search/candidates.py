@@ -36,9 +36,9 @@ SAME_FAILURES = 4  # for one reason end a search in which nothing completes: the
 class Candidates:
     """The cost model of one search, and its predictions for the configurations of the space, a row for each `ranked`.
 
-    Those whose weights, gradients and optimizer states alone exceed the memory are only counted. Of configurations that
-    load their data differently one stands for all: only with the leader are other ways of loading worth a trial.
-    Before the first of a compiled family is tried, `trace` returns what inductor makes of it, or None.
+    Those whose weights, gradients and states alone exceed the memory are only counted. Of those that load their data
+    differently one stands for all: only with the leader are others worth a trial. Before the first of a compiled family
+    is tried, `trace` returns what inductor makes of it, or None.
     """
 
     def __init__(self, model: CostModel, plan: SearchPlan, trace: ProgramTracer | None = None) -> None:

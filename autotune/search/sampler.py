@@ -51,10 +51,9 @@ _Choice = tuple[TrainConfig, bool] | None
 class CostModelSampler(BaseSampler):
     """Proposes the configurations of a search to a study that maximises samples per second.
 
-    The study is told of a trial as usual. Its value is samples per second. If the peak is known, its constraint
-    "memory" is the peak divided by the budget, less 1. A trial that ran out of memory is pruned, with a positive
-    constraint. `tell` hands over a whole `TrialResult`. A sampler that is passed to another study begins anew there.
-    Without a cost model nothing is predicted.
+    A trial's value is samples per second, its constraint "memory" the peak divided by the budget, less 1. One that ran
+    out of memory is pruned, with a positive constraint. `tell` hands over a whole `TrialResult`. A sampler that is
+    passed to another study begins anew there. Without a cost model nothing is predicted.
 
     Attributes:
         state: The trials that the sampler has learned from, and the refused configurations.

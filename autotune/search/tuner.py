@@ -167,8 +167,8 @@ class Tuner:
     """One search in one run directory, which the caller has locked; its trials run in `pool`.
 
     Without a cost model nothing is predicted, without `earlier` no earlier search is used, without `trace` compiled
-    configurations are predicted by a rule of thumb. `starting` are the seconds before the first trial, by activity,
-    which count towards the time limit. `study` is in memory, without finals and checks.
+    configurations are predicted by a rule of thumb. `starting`: seconds before the first trial, by activity. `study` is
+    in memory, without finals and checks.
     """
 
     def __init__(

@@ -340,8 +340,8 @@ def micro_batches(global_batch: int | None) -> tuple[int, ...]:
     """Return the lattice of micro-batches in ascending order.
 
     For a given global batch: its divisors that are multiples of 8, and 4, 2, 1; other divisors only where they are
-    larger than all of these (15: 1, 3, 5, 15). For a free one: multiples of 8 up to 64, then of 64. Multiples of 8, and
-    of 64 on A100-class devices, keep tensor cores busy (NVIDIA's matrix-multiplication guide).
+    larger than all of these (15: 1, 3, 5, 15). For a free one: multiples of 8 up to 64, then of 64, which keep tensor
+    cores busy (NVIDIA's matrix-multiplication guide).
     """
     if global_batch is None:
         return (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 192, 256, 384, 512, 768, 1024)

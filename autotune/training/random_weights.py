@@ -131,11 +131,11 @@ def quantization_of(layer: Any) -> str:
 
 
 def shard_model(model: PreTrainedModel, degrees: dict[str, Any]) -> PreTrainedModel:
-    """Return `model` with this rank's part of its weights, on this rank's device.
+    """Return `model` with this rank's part of its weights, on this rank's device. Every rank has to call it.
 
-    Every rank has to call it. It takes the steps of `PreTrainedModel.from_pretrained` (transformers 5.23), as
-    `from_config` knows no `distributed_config`. The model is on a device, if its weights are to be split, or on the
-    meta device, for new ones. `degrees` are of `DistributedConfig`; a ValueError says that the class has no plan.
+    It takes the steps of `PreTrainedModel.from_pretrained` (transformers 5.23), as `from_config` knows no
+    `distributed_config`. The model is on a device, if its weights are to be split, or on the meta device, for new ones.
+    `degrees` are of `DistributedConfig`; ValueError: the class has no plan.
     """
     from torch import distributed
     from torch.distributed.tensor import DTensor

@@ -44,9 +44,9 @@ USUAL_TASK: dict[Kind, Task] = {
 def resolve(reference: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ModelSpec:
     """Find the model that the user means: in the catalogue, in a directory, or on the hub, in this order.
 
-    A name of the catalogue, in any case, needs no network, and wins over a directory of the same name, which `./name`
-    stands for. `revision` is of the hub; the catalogue's figures are those of the main branch. Without
-    `trust_remote_code` the library's own class is used in place of code that comes with the model.
+    A name of the catalogue, in any case, needs no network, and wins over a directory of the same name (`./name`).
+    `revision` is of the hub. Without `trust_remote_code` the library's own class is used in place of code that comes
+    with the model.
     """
     name = reference.strip()
     if not name:

@@ -161,20 +161,13 @@ class Parallelism(Value):
     )
     tensor_parallel: PositiveInt = Field(default=1, description="devices that share each layer's matrices")
     sequence_parallel: PositiveInt = Field(
-        default=1,
-        exclude_if=lambda degree: degree == 1,
-        description="devices that share the tokens of each sample: beside ZeRO by DeepSpeed's Ulysses (ALST), beside "
-        "FSDP by accelerate's context parallelism (`cp_size`)",
+        default=1, exclude_if=lambda n: n == 1, description="devices that share the tokens of each sample"
     )
     model_parallel: PositiveInt = Field(
-        default=1,
-        exclude_if=lambda degree: degree == 1,
-        description="devices that share each sample in a loop of one's own, by stages of a pipeline or in another way",
+        default=1, exclude_if=lambda n: n == 1, description="devices that share each sample in a loop of one's own"
     )
     replicas: PositiveInt = Field(
-        default=1,
-        exclude_if=lambda count: count == 1,
-        description="copies of the model that FSDP keeps, each dealt out to neighbouring devices (HYBRID_SHARD)",
+        default=1, exclude_if=lambda n: n == 1, description="copies of the model that FSDP keeps (HYBRID_SHARD)"
     )
     offload: Literal["none", "optimizer", "parameters"] = Field(
         default="none", description="kept in the host's memory; parameters includes the optimizer states"

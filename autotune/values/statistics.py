@@ -102,10 +102,9 @@ def ratio_of_means(
 def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]], *, spread: float = PROCESS_SPREAD) -> Comparison:
     """Return the ratio of two times that were measured in turn, in pairs per pair of processes, and its 95 % interval.
 
-    A pair cancels out influences that both of its times share, such as a slower machine. The estimate is the median of
-    the means of all two logarithms (Hodges and Lehmann 1963), the interval is from the signed-rank test: of twelve
-    pairs or more, one may be disturbed at will. The interval is widened for influences that a process keeps for its
-    life, such as the place of its memory: by Student's t of the prior `spread` pooled with that of pairs of processes.
+    The estimate is the median of the means of all two logarithms (Hodges and Lehmann 1963), the interval is from the
+    signed-rank test: of twelve pairs or more, one may be disturbed at will. It is widened for influences that a process
+    keeps for its life, such as the place of its memory: by Student's t of the prior `spread` pooled with that of pairs.
     """
     logs = [[math.log(a / b) for a, b in run] for run in runs if run]
     flat = [log for run in logs for log in run]
