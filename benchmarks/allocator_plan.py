@@ -117,7 +117,31 @@ COMPILED: tuple[tuple[Any, ...], ...] = (
     ("gemma2", "google/gemma-2-2b", "bf16", "none", 1, 512),
 )  # fmt: skip
 
-PARTS = (*DRAWN, "compiled")
+# FSDP2 in bf16: family, model, sharding, devices, of which so many share a sample's tokens, micro-batch, micro-batches
+# of a step, tokens, checkpointing. Rules were mended on the first seven, and one more on the last but one.
+CHUNKS, LIGER = {"chunked_loss": True}, {"use_liger_kernel": True}
+SHARDED: tuple[tuple[Any, ...], ...] = (
+    ("llama-3", "meta-llama/Llama-3.2-1B", "fsdp_full", 2, 1, 1, 2, 32768, "full", CHUNKS),
+    ("llama-3", "meta-llama/Llama-3.2-1B", "fsdp_full", 2, 2, 1, 2, 8192, "none", CHUNKS),
+    ("llama-3", "meta-llama/Llama-3.2-1B", "fsdp_full", 4, 4, 1, 2, 131072, "full", CHUNKS),
+    ("qwen3", "Qwen/Qwen3-0.6B", "fsdp_full", 4, 2, 1, 2, 8192, "none"),
+    ("qwen3", "Qwen/Qwen3-0.6B", "fsdp_grad_op", 4, 4, 1, 2, 16384, "full", LIGER),
+    ("pythia", "EleutherAI/pythia-410m", "fsdp_full", 2, 1, 4, 2, 2048, "full", CHUNKS),
+    ("llama-2", "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "fsdp_full", 4, 1, 4, 1, 4096, "full", LIGER),
+    ("qwen3", "Qwen/Qwen3-1.7B", "fsdp_full", 2, 2, 1, 2, 16384, "full", CHUNKS),
+    ("qwen3", "Qwen/Qwen3-1.7B", "fsdp_full", 2, 2, 1, 1, 65536, "full", LIGER),
+    ("qwen2", "Qwen/Qwen2-1.5B", "fsdp_grad_op", 2, 2, 1, 2, 16384, "full"),
+    ("qwen2", "Qwen/Qwen2-1.5B", "fsdp_full", 2, 1, 2, 2, 4096, "full", CHUNKS),
+    ("phi", "microsoft/phi-1_5", "fsdp_full", 2, 1, 2, 1, 2048, "none", CHUNKS),
+    ("phi", "microsoft/phi-1_5", "fsdp_full", 2, 2, 2, 2, 2048, "full"),
+    ("opt", "facebook/opt-1.3b", "fsdp_full", 4, 2, 2, 2, 2048, "none"),
+    ("opt", "facebook/opt-1.3b", "fsdp_full", 2, 1, 2, 2, 2048, "full", CHUNKS),
+    ("llama-2", "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "fsdp_full", 4, 4, 4, 2, 2048, "full", LORA),
+    ("llama-2", "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "fsdp_grad_op", 4, 1, 2, 1, 2048, "none", CHUNKS),
+    ("qwen3", "Qwen/Qwen3-0.6B", "fsdp_full", 4, 4, 1, 2, 131072, "full", LIGER),
+)  # fmt: skip
+
+PARTS = (*DRAWN, "compiled", "sharded")
 
 # Compute capability to the stand-in's multiprocessors and name. On 9.0 the stand-in has cuDNN's attention off.
 DEVICES = {
@@ -183,6 +207,17 @@ def plan() -> list[Case]:
         config = TrainConfig.model_validate(dict(words, **(further[0] if further else {})))
         given = {"family": family, "model": model, "capability": "8.0", "length": length, "accumulation": 1}
         cases.append(Case(number=len(cases), part="compiled", config=config, **given))
+    for family, model, sharding, devices, shared, micro_batch, accumulation, length, checkpointing, *further in SHARDED:
+        words = {
+            "per_device_train_batch_size": micro_batch,
+            "precision": "bf16",
+            "checkpointing": checkpointing,
+            "attn_implementation": "sdpa",
+            "parallelism": {"world_size": devices, "sharding": sharding, "sequence_parallel": shared},
+        }
+        config = TrainConfig.model_validate(dict(words, **(further[0] if further else {})))
+        given = {"family": family, "model": model, "capability": "8.0", "length": length, "accumulation": accumulation}
+        cases.append(Case(number=len(cases), part="sharded", config=config, **given))
     return cases
 
 

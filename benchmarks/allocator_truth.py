@@ -66,7 +66,7 @@ def measure(parts: Iterable[str], out: Path) -> None:
             "FAKECUDA_SMS": str(multiprocessors),
             "FAKECUDA_NAME": name,
             "FAKECUDA_MEMORY": MEMORY,
-            "FAKECUDA_DEVICES": "2",
+            "FAKECUDA_DEVICES": "4",
             "FAKECUDA_CONTEXT": f"{STAND_IN_CONTEXT >> 20}MiB",
             "AUTOTUNE_TRUTH_EXIT": "1",
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),

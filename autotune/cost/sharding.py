@@ -157,13 +157,12 @@ def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated
     has_head = any(group.elements in tables for group in outside if not group.embedding)
     last = tuple(group for group in outside if not group.embedding) if has_head else outside
     between = total_bytes(last)
+    message = between if has_head else layer
     if not way.regathers:
-        forward = between = backward = total_bytes(profile.parameters)
+        between = backward = total_bytes(profile.parameters)
     elif spread.root_stays:
-        forward = between = total_bytes(outside) + layer
-        backward = total_bytes(outside) + 2 * layer
+        between, message, backward = total_bytes(outside) + layer, 0.0, total_bytes(outside) + 2 * layer
     else:
-        forward = between + (between if has_head else layer)
         backward = (0.0 if has_head else between) + 2 * layer
     # The backward pass holds the gradients of the layer it is in, and the message that the unit before is reduced by;
     # beside whole gradients of earlier micro-batches, to which a layer adds its own, the head's message is the most.
@@ -183,7 +182,7 @@ def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated
         gradient_share=1.0 if accumulated else gradients / max(1.0, float(profile.gradients_bytes)),
         accumulated=profile.gradients_bytes,
         stepping=stepping,
-        forward_buffers=forward,
+        forward_buffers=between + message,
         loss_buffers=between,
         backward_buffers=backward,
     )

@@ -116,7 +116,8 @@ def test_grad_op_gathers_the_whole_model_and_full_two_layers_of_it():
     model = of_size(1e9, layers=10)
     grad_op, full = (share(model, way, 8, mixed=False) for way in ("fsdp_grad_op", "fsdp_full"))
     layer = model.weights_bytes / 10
-    assert grad_op.forward_buffers == pytest.approx(10 * layer)
+    assert grad_op.forward_buffers == pytest.approx((10 + 1) * layer)  # the message of the last one is still there
+    assert grad_op.loss_buffers == pytest.approx(10 * layer)
     assert full.backward_buffers == pytest.approx((2 + 2) * layer)  # weights, and gradients on their way
 
 
