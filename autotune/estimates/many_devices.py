@@ -42,8 +42,7 @@ def ways(devices: int, per_node: int, facts: ModelFacts, point: Mapping[str, Sca
     fields: list[dict[str, Any]] = [{"sharding": sharding} for sharding in WAYS]
     fields += [{"sharding": sharding, "offload": offload} for sharding, offload in _OFFLOADS]
     fields += [{"sharding": "fsdp_full" if devices > d else "none", "tensor_parallel": d} for d in degrees]
-    # Beside sequence parallelism: where weights are whole, the loss can be worked out in chunks.
-    fields += [{"sharding": s, "sequence_parallel": d} for d in degrees for s in ("zero_2", "zero_3", "fsdp_full")]
+    fields += [{"sharding": s, "sequence_parallel": d} for d in degrees for s in ("zero_3", "fsdp_full")]
     # A replica of FSDP's on each node, or as many as the user says.
     copies = {devices // most, point.get(f"{PREFIX}replicas", 1)} - {1, devices}
     fields += [{"sharding": s, "replicas": count} for count in copies for s in ("fsdp_full", "fsdp_grad_op")]

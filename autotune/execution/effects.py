@@ -72,8 +72,8 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
         @functools.wraps(attention)  # torch puts its ring in the place of that name
         def attend(*args: Any, **kwargs: Any) -> torch.Tensor:
-            if isinstance(args[0], DTensor):
-                self._ring = args[0].device_mesh.size()
+            query = args[0] if args else kwargs["query"]
+            self._ring = query.device_mesh.size() if isinstance(query, DTensor) else 1
             self._kernels.add(attention_kernel(*args, **kwargs))
             return attention(*args, **kwargs)
 

@@ -245,6 +245,18 @@ def test_no_hook_stays_in_the_model_after_the_first_step(train, bench):
     assert not any("autotune" in getattr(function, "__module__", "") for function in functions)
 
 
+def test_attention_keeps_the_name_by_which_torch_puts_its_ring_in_its_place():
+    probe = EffectsProbe(asked(attn_implementation="sdpa"), detect("cpu"))
+    probe.on_train_begin(None, None, None, model=nn.Linear(1, 1))
+    try:
+        attention, tokens = nn.functional.scaled_dot_product_attention, torch.randn(1, 2, 4, 8)
+        assert attention.__name__ == "scaled_dot_product_attention"
+        assert attention(query=tokens, key=tokens, value=tokens).shape == tokens.shape
+    finally:
+        probe.on_step_end(None, None, None)
+    assert nn.functional.scaled_dot_product_attention is not attention
+
+
 class DeepSpeedEngine:
     """The part of DeepSpeed's that is looked at."""
 
@@ -297,6 +309,9 @@ def test_the_split_that_deepspeed_has_made_is_told(seen, wrapper, asked_for, tol
         (nn.Linear(1, 1), {"ran": 2, "known": 1}, "2 devices were asked for, but 2 ranks ran"),
         (nn.Linear(1, 1), {"ran": 4, "known": 4}, "2 devices were asked for, but 4 ranks ran"),
         (nn.Linear(1, 1), {}, "2 copies were to be kept alike by DDP, but the model is a Linear"),
+        # tokens that nobody shares
+        (nn.Linear(1, 1), {"sharding": "fsdp_full", "sequence_parallel": 2},
+         "passing on keys and values among 2 was asked for, but it is 1"),
         # matrices that nobody shares
         (nn.Linear(1, 1), {"tensor_parallel": 2}, "tensor parallel 2 was asked for, but it is None"),
         (SHARING, {"tensor_parallel": 2}, "this one holds 100%"),
