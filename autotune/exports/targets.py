@@ -158,10 +158,10 @@ def draft(result: ResultData, target: str, answer: str = "best-config.json") -> 
         commands = launch_files.launch_commands(result, answer)
         way = f"it trains by: {commands[0]}" if commands else f"--to {launch_files.ARGUMENTS} writes its arguments"
         raise InputError(f"{target}: your own code makes the model, which no exported file can; {way}")
-    recipe, shares_tokens = result.workload.recipe, result.best.config.parallelism.sequence_parallel > 1
+    recipe, spread = result.workload.recipe, result.best.config.parallelism
     if recipe is not None and target not in ("trl", launch_files.ARGUMENTS):
         raise InputError(f"{target}: {recipe.kind.trainer} trained it; --to trl writes a script with it")
-    if shares_tokens and target not in launch_files.FILE_NAMES:
+    if spread.sequence_parallel > spread.ring and target not in launch_files.FILE_NAMES:  # by DeepSpeed
         why = "sequence parallel takes position_ids in each batch"
         raise InputError(f"{target}: {why}; {launch_files.SCRIPT} is yours")
     made = TARGETS[target](result)

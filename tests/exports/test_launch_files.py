@@ -53,10 +53,18 @@ def test_every_command_line_sets_the_variables_of_the_answer(target, world_size)
 SHARED = {"parallelism": {"world_size": 4, "sequence_parallel": 2, "sharding": "zero_3"}}
 
 
-@pytest.mark.parametrize("target", ["training-args", "accelerate"])
-def test_a_command_line_says_that_ranks_share_tokens(target):
-    variables = drafted(target, **SHARED).launch[0].partition(" OMP_NUM_THREADS=")[0]
-    parts = ("SP_SIZE=2", "DP_REPLICATE_SIZE=2", "SP_ATTN_IMPLEMENTATION=sdpa")
+@pytest.mark.parametrize(
+    ("target", "sharding", "parts"),
+    [
+        ("training-args", "zero_3", ("SP_SIZE=2", "DP_REPLICATE_SIZE=2", "SP_ATTN_IMPLEMENTATION=sdpa")),
+        ("accelerate", "zero_3", ("SP_SIZE=2", "DP_REPLICATE_SIZE=2", "SP_ATTN_IMPLEMENTATION=sdpa")),
+        ("accelerate", "fsdp_full", ("CP_SIZE=2", "DP_SHARD_SIZE=2")),
+        ("python", "fsdp_grad_op", ("CP_SIZE=2", "DP_SHARD_SIZE=2")),  # where the Trainer makes the positions itself
+    ],
+)
+def test_a_command_line_says_that_ranks_share_tokens(target, sharding, parts):
+    shared = {"parallelism": {**SHARED["parallelism"], "sharding": sharding}}
+    variables = drafted(target, **shared).launch[0].partition(" OMP_NUM_THREADS=")[0]
     told = ["ACCELERATE_USE_PARALLELISM_CONFIG=true", *(f"PARALLELISM_CONFIG_{part}" for part in parts)]
     assert variables == " ".join(told)
 
