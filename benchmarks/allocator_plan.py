@@ -197,28 +197,23 @@ def plan() -> list[Case]:
                 _spread(chance, way, number=len(cases) + i, model=models[0], **given) for i, way in enumerate(_SPREAD)
             ]
     for family, model, precision, checkpointing, micro_batch, length, *further in COMPILED:
-        words = {
-            "per_device_train_batch_size": micro_batch,
-            "precision": precision,
-            "checkpointing": checkpointing,
-            "attn_implementation": "sdpa",
-            "torch_compile_backend": "inductor",
-        }
-        config = TrainConfig.model_validate(dict(words, **(further[0] if further else {})))
-        given = {"family": family, "model": model, "capability": "8.0", "length": length, "accumulation": 1}
-        cases.append(Case(number=len(cases), part="compiled", config=config, **given))
+        knobs = {"precision": precision, "checkpointing": checkpointing, "torch_compile_backend": "inductor"}
+        knobs |= {"per_device_train_batch_size": micro_batch, **(further[0] if further else {})}
+        cases.append(_listed("compiled", len(cases), family, model, length, 1, knobs))
     for family, model, sharding, devices, shared, micro_batch, accumulation, length, checkpointing, *further in SHARDED:
-        words = {
-            "per_device_train_batch_size": micro_batch,
-            "precision": "bf16",
-            "checkpointing": checkpointing,
-            "attn_implementation": "sdpa",
-            "parallelism": {"world_size": devices, "sharding": sharding, "sequence_parallel": shared},
-        }
-        config = TrainConfig.model_validate(dict(words, **(further[0] if further else {})))
-        given = {"family": family, "model": model, "capability": "8.0", "length": length, "accumulation": accumulation}
-        cases.append(Case(number=len(cases), part="sharded", config=config, **given))
+        spread = {"world_size": devices, "sharding": sharding, "sequence_parallel": shared}
+        knobs = {"precision": "bf16", "checkpointing": checkpointing, "parallelism": spread}
+        knobs |= {"per_device_train_batch_size": micro_batch, **(further[0] if further else {})}
+        cases.append(_listed("sharded", len(cases), family, model, length, accumulation, knobs))
     return cases
+
+
+def _listed(
+    part: str, number: int, family: str, model: str, length: int, accumulation: int, knobs: dict[str, Any]
+) -> Case:
+    config = TrainConfig.model_validate({"attn_implementation": "sdpa", **knobs})
+    given = {"part": part, "number": number, "family": family, "model": model, "capability": "8.0"}
+    return Case(**given, length=length, accumulation=accumulation, config=config)
 
 
 def _drawn(chance: random.Random, *, family: str, model: str, **given: Any) -> Case:

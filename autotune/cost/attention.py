@@ -71,11 +71,11 @@ def chosen(call: AttentionCall, generation: Generation) -> Literal["flash", "eff
     return "efficient" if is_efficient else "math"
 
 
-def attention(recorder: Recorder, call: AttentionCall, generation: Generation | None, ring: int = 1) -> Any:
+def attention(recorder: Recorder, call: AttentionCall, generation: Generation | None, context_parallel: int = 1) -> Any:
     """Return an output of the kernel that torch takes, without computing it; the recorder writes it down.
 
-    `generation`: of a CUDA device; None: the CPU, whose kernel lays its output out by position. `ring`: devices that
-    have a part of the tokens each and pass on their keys and values.
+    `generation`: of a CUDA device; None: the CPU, whose kernel lays its output out by position. `context_parallel`:
+    devices that have a part of the tokens each and pass on their keys and values.
     """
     if generation is None:
         return _fused(Kernel("fused", recorder), *call[:4], call.is_causal)
@@ -84,12 +84,12 @@ def attention(recorder: Recorder, call: AttentionCall, generation: Generation | 
         mask = torch.zeros_like(mask, dtype=call.query.dtype)
         call = call._replace(attn_mask=mask)
     kernel = chosen(call, generation)
-    if ring > 1 and kernel != "flash":
-        raise NotImplementedError("keys and values are passed on beside flash attention alone")
+    if context_parallel > 1 and kernel != "flash":
+        raise NotImplementedError("context parallel: torch's ring around this kernel isn't known")
     if kernel == "math":
         return _math(call)
     if kernel == "flash":
-        return flash(recorder, *call[:3], causal=call.is_causal, ring=ring)
+        return flash(recorder, *call[:3], causal=call.is_causal, context_parallel=context_parallel)
     if mask is not None:  # for all heads: `preprocess_mask`, which copies one whose rows are no multiples of 8
         if any(stride % 8 for stride in mask.stride()[:-1]):
             last = mask.shape[-1]
@@ -102,13 +102,13 @@ def _fused(kernel: "Kernel", *given: Any) -> Any:
     return FusedAttention.apply(*given, kernel)  # type: ignore[no-untyped-call]
 
 
-def flash(recorder: Recorder, query: Any, key: Any, value: Any, *, causal: bool, ring: int = 1) -> Any:
+def flash(recorder: Recorder, query: Any, key: Any, value: Any, *, causal: bool, context_parallel: int = 1) -> Any:
     """Return an output of flash attention, whose widths are filled up to multiples of 8."""
     width, kernel = query.shape[-1], Kernel("flash", recorder)
     if width % 8:
         query, key, value = (pad(t, (0, -width % 8)) for t in (query, key, value))
-    if ring > 1:
-        return RingAttention.apply(query, key, value, kernel, ring)[..., :width]  # type: ignore[no-untyped-call]
+    if context_parallel > 1:
+        return RingAttention.apply(query, key, value, kernel, context_parallel)[..., :width]  # type: ignore[no-untyped-call]
     return _fused(kernel, query, key, value, None, causal)[..., :width]
 
 
@@ -232,7 +232,7 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, kernel: Kernel, devices: int) -> Any:
         ctx.kernel, ctx.devices = kernel, devices
-        with _first_of(devices) as ring:
+        with _first_rank_of(devices) as ring:
             output, normaliser = ring._templated_ring_attention(
                 None, 2, kernel.forward, query, key, value, is_causal=True
             )
@@ -241,7 +241,7 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        with _first_of(ctx.devices) as ring:
+        with _first_rank_of(ctx.devices) as ring:
             found = ring._templated_ring_attention_backward(
                 None, 2, ctx.kernel.backward, gradient, "grad_out", *ctx.saved_tensors, is_causal=True
             )
@@ -249,7 +249,7 @@ class RingAttention(torch.autograd.Function):
 
 
 @contextlib.contextmanager
-def _first_of(devices: int) -> Iterator[Any]:
+def _first_rank_of(devices: int) -> Iterator[Any]:
     """Yield torch's module of ring attention, in which the others' messages are empty tensors of their sizes."""
     from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 

@@ -38,7 +38,7 @@ class Family(Value):
     quantization: Quantization | None = None
     tensor_parallel: int = Field(default=1, description="devices that share each layer's matrices")
     sequence_parallel: int = Field(default=1, exclude_if=lambda n: n == 1, description="devices that share the tokens")
-    ring: int = Field(default=1, exclude_if=lambda n: n == 1, description="devices that pass on keys and values")
+    context_parallel: int = Field(default=1, exclude_if=lambda n: n == 1, description="devices that exchange keys")
     generation: Generation = Field(default="ampere", description="of a CUDA device: whose kernels and workspaces")
     precompute_ref_log_probs: bool = Field(default=False, description="of a recipe: the reference ran before training")
     compiled: bool = Field(default=False, exclude_if=lambda on: not on, description="inductor's programs are traced")
@@ -127,7 +127,7 @@ def family_of(config: TrainConfig, hardware: Hardware, workload: Workload | None
         quantization=config.quantization or (code and code.quantization),
         tensor_parallel=spread.tensor_parallel,
         sequence_parallel=spread.sequence_parallel,
-        ring=spread.ring,
+        context_parallel=spread.context_parallel,
         generation=generation_of(hardware.capability),
         precompute_ref_log_probs=config.precompute_ref_log_probs,
         compiled=is_traced and config.torch_compile_backend == "inductor",

@@ -133,7 +133,7 @@ class _Profiler:
             layers=max(1, count + sum(n * (count - less) for less, n in zip(fewer, times, strict=True))),
             inputs_bytes=sum(tensor.nbytes for tensor in inputs),
             hidden_bytes=float(hidden),
-            keys_bytes=float(of_tokens * cached_elements(config) if self.family.ring > 1 else 0),
+            keys_bytes=float(of_tokens * cached_elements(config) if self.family.context_parallel > 1 else 0),
         )
         kind = self.shape.kind  # whose passes without gradients come now, else an evaluation's
         if kind is not None and not (kind.scorings or kind.generates):

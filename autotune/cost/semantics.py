@@ -63,7 +63,7 @@ class Semantics(TorchFunctionMode):
     """Runs torch's functions as the device would; the recorder writes down the kernels that only exist there.
 
     `padded`: batches hold padding; `experts`: that tokens are routed to (None: nothing is assumed of the values of the
-    user's own module); `images`: parts of a tensor that are split off are those of images; `ring`: see `attention`.
+    user's own module); `images`: parts split off a tensor are those of images; `context_parallel`: see `attention`.
     """
 
     def __init__(
@@ -76,12 +76,13 @@ class Semantics(TorchFunctionMode):
         experts: int | None = 1,
         generation: Generation = "ampere",
         images: bool = False,
-        ring: int = 1,
+        context_parallel: int = 1,
     ) -> None:
         super().__init__()
         self._device: Device = device
         self._generation: Generation = generation
-        self._recorder, self._autocast, self._casting, self._ring = recorder, autocast, False, ring
+        self._recorder, self._autocast, self._casting = recorder, autocast, False
+        self._context_parallel = context_parallel
         self._padded, self._experts, self._images = padded, experts, images
         self._cache: dict[int, torch.Tensor] = {}
 
@@ -146,7 +147,7 @@ class Semantics(TorchFunctionMode):
     def _attention(self, func: Any, args: Any, kwargs: Any) -> Any:
         call = AttentionCall(*args, **kwargs)
         if self._device == "cuda":
-            return attention(self._recorder, call, self._generation, self._ring)
+            return attention(self._recorder, call, self._generation, self._context_parallel)
         widths = {tensor.shape[-1] for tensor in call[:3]}  # DeepSeek's values are narrower
         if call.dropout_p > 0 or (call.attn_mask is not None and call.attn_mask.requires_grad) or len(widths) > 1:
             return NotImplemented  # torch's CPU kernel has none of these: use_flash_attention_cpp in sdp_utils_cpp.cpp

@@ -342,7 +342,7 @@ def layer_seconds(profile: Profile, parallelism: Parallelism, network: Network, 
     """Return the seconds that a micro-batch waits for what its layers exchange, by ring; nothing hides it."""
     total = np.zeros_like(samples)
     passes = 2 + profile.family.recomputed
-    ring, ulysses = parallelism.ring, parallelism.sequence_parallel // parallelism.ring
+    ring, ulysses = parallelism.context_parallel, parallelism.sequence_parallel // parallelism.context_parallel
     # Devices, messages of a layer in all passes, and their bytes of a sample. Tensor parallelism reduces hidden states
     # twice in a forward pass, after attention and perceptron. By DeepSpeed-Ulysses each device sends all but its own
     # part of queries, keys, values and outputs (arXiv:2309.14509, section 3.2), of which all count as wide as queries.

@@ -74,14 +74,14 @@ def _recording(
     shows = shape.task is Task.IMAGE_TEXT_TO_TEXT
     scratch = scratch_bytes if on_cuda else None
     recorder = Recorder(
-        [*known, *inputs.values()], scratch, numbers=shows, attended=family.sequence_parallel // family.ring
+        [*known, *inputs.values()], scratch, numbers=shows, attended=family.sequence_parallel // family.context_parallel
     )
     autocast = getattr(torch, family.autocast) if family.autocast else None
     dtype: torch.dtype = getattr(model, "dtype", torch.float32) if autocast is None else autocast
     semantics = Semantics(
         family.device, recorder, autocast=autocast, padded=shape.padded,
         experts=max(1, experts_of(model.config)) if not is_own else None, generation=family.generation, images=shows,
-        ring=family.ring,
+        context_parallel=family.context_parallel,
     )  # fmt: skip
     if not is_own:
         _set_checkpointing(model, family, semantics, recorder)

@@ -56,7 +56,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._dtypes: set[torch.dtype] = set()  # that layers put out
         self._calls: Counter[str] = Counter()
         self._kernels: set[str] = set()  # torch's, of attention
-        self._ring = 1  # devices among which attention passes on keys and values
+        self._context_parallel = 1  # devices among which attention passes on keys and values
         self._hooks = ExitStack()  # taken away after the first step
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -73,7 +73,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         @functools.wraps(attention)  # torch puts its ring in the place of that name
         def attend(*args: Any, **kwargs: Any) -> torch.Tensor:
             query = args[0] if args else kwargs["query"]
-            self._ring = query.device_mesh.size() if isinstance(query, DTensor) else 1
+            self._context_parallel = query.device_mesh.size() if isinstance(query, DTensor) else 1
             self._kernels.add(attention_kernel(*args, **kwargs))
             return attention(*args, **kwargs)
 
@@ -301,7 +301,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
             return f"tensor parallel {spread.tensor_parallel}{beside}"
         if spread.sharding in ZERO_STAGES:
             return _zero(spread, wrapper)
-        _same("passing on keys and values among", spread.ring, self._ring)
+        _same("context parallel", spread.context_parallel, self._context_parallel)
         return _fsdp(spread, wrapper, self._trainer) if spread.sharding in FSDP_KINDS else _ddp(spread, wrapper)
 
 
@@ -358,7 +358,7 @@ def _fsdp(spread: Parallelism, wrapper: nn.Module, trainer: Any) -> str:
     _require(any(isinstance(layer, FSDPModule) for layer in layers), told)
     _check_shards(wrapper, spread.sharding_ranks)
     copies = f", {spread.replicas} replicas" * (spread.replicas > 1)
-    copies += f", sequence parallel {spread.ring}" * (spread.ring > 1)
+    copies += f", sequence parallel {spread.context_parallel}" * (spread.context_parallel > 1)
     return f"FSDP2 over {spread.sharding_ranks}{copies}, {units} units{', offloaded' * offloads}"
 
 

@@ -161,7 +161,7 @@ def draft(result: ResultData, target: str, answer: str = "best-config.json") -> 
     recipe, spread = result.workload.recipe, result.best.config.parallelism
     if recipe is not None and target not in ("trl", launch_files.ARGUMENTS):
         raise InputError(f"{target}: {recipe.kind.trainer} trained it; --to trl writes a script with it")
-    if spread.sequence_parallel > spread.ring and target not in launch_files.FILE_NAMES:  # by DeepSpeed
+    if spread.sequence_parallel > spread.context_parallel and target not in launch_files.FILE_NAMES:  # by DeepSpeed
         why = "sequence parallel takes position_ids in each batch"
         raise InputError(f"{target}: {why}; {launch_files.SCRIPT} is yours")
     made = TARGETS[target](result)

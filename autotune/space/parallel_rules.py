@@ -158,27 +158,27 @@ def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
         yield f"{named} goes with FSDP (--sharding fsdp_full) or DeepSpeed's ZeRO (--sharding zero_3)"
     if spread.tensor_parallel > 1:
         yield f"{named} has groups beside data parallelism alone, without tensor parallel"
-    parts = 2 * degree if spread.ring > 1 else degree  # in a ring each device has an early and a late part
+    parts = 2 * degree if spread.context_parallel > 1 else degree  # in a ring each device has an early and a late part
     if workload.sequence_length % parts:
         yield f"{named} does not divide the {workload.sequence_length} tokens of a sample into {parts} parts"
     if workload.dataset is not None:  # the Trainer weighs micro-batches alike, or parts of a sample must be alike
         yield f"{named}: samples must have one length"
-    yield from (_ring if spread.ring > 1 else _ulysses)(config, workload, facts, hardware)
+    yield from (_context_parallel if spread.context_parallel > 1 else _ulysses)(config, workload, facts, hardware)
     for asked, other in ((workload.recipe is not None, "a Trainer of TRL's"), (workload.is_users_own, "your own code")):
         if asked:
             yield f"{named}: {other} has not been run so"
 
 
-def _ring(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
-    spread, named = config.parallelism, f"sequence parallel {config.parallelism.ring} beside FSDP"
+def _context_parallel(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
+    spread, named = config.parallelism, f"sequence parallel {config.parallelism.context_parallel} beside FSDP"
     if hardware.is_cpu:
         yield f"{named}: torch passes keys and values on around its attention for CUDA alone"
     if config.attn_implementation != "sdpa":
         yield f"{named}: the Trainer takes sdpa alone, not {config.attn_implementation}"
-    # Elsewhere torch would attend by its math kernel, to the wrong tokens and without a word.
+    # In fp32 torch takes its math kernel for grouped keys, which fails on shared tokens.
     if config.precision is Precision.FP32 or (hardware.capability or (0, 0)) < (8, 0):
         yield f"{named} goes around flash attention: 16 bits, and compute capability 8.0 or higher"
-    if not facts.is_self_attn:
+    if not facts.has_self_attn:
         yield f"{named}: accelerate knows attention by the name self_attn, which this model's doesn't have"
     if _has_windows(workload):
         yield f"{named}: accelerate refuses layers that attend to a window"

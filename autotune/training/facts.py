@@ -97,7 +97,7 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
         expert_parameters=tuple(dict.fromkeys(".".join(name.split(".")[-2:]) for name in of_experts)),
         takes_prefix=passes_cache and (width is None or width * config.num_heads == config.d_model),
         not_fsdp=_fsdp_conflict(model),
-        is_self_attn=any(name.endswith("self_attn") for name, _ in model.named_modules()),
+        has_self_attn=any(name.endswith("self_attn") for name, _ in model.named_modules()),
         counts_keys=keys is not None,
         tensor_parallel_heads=heads,
         architecture=hashlib.sha256(written.encode()).hexdigest()[:16],

@@ -189,8 +189,8 @@ class Parallelism(Value):
         return self.tensor_parallel * self.sequence_parallel * self.model_parallel
 
     @property
-    def ring(self) -> int:
-        """Number of devices that pass on keys and values of the tokens that they share, as those beside FSDP do."""
+    def context_parallel(self) -> int:
+        """Number of devices that share tokens by passing on keys and values, as those beside FSDP do."""
         return self.sequence_parallel if self.sharding.startswith("fsdp") else 1
 
     @property

@@ -121,7 +121,7 @@ class ModelFacts(Value):
     expert_parameters: tuple[str, ...] = ()  # last names of the fused weights of experts
     takes_prefix: bool | None = None  # whether peft's prefix tuning fits the head
     not_fsdp: str | None = None  # why FSDP2 can't shard the model; None: it can, or not examined
-    is_self_attn: bool = False  # whether attention is named so, by which accelerate knows it where devices share tokens
+    has_self_attn: bool = False  # whether attention is a module of this name, as context parallel takes it
     counts_keys: bool = True  # whether its config has a number of key heads, which DeepSpeed's Ulysses reads
     tensor_parallel_heads: int | None = None  # heads that tensor parallelism can divide; None: its class has no plan
     architecture: str | None = None  # digest of class and config, independent of the name; None: not computed

@@ -29,10 +29,10 @@ def mask(dtype=torch.bool, heads: int = 1, length: int = LENGTH) -> torch.Tensor
     return torch.empty(BATCH, heads, length, length, device="meta", dtype=dtype)
 
 
-def tape_of(what: AttentionCall, generation="ampere", ring: int = 1) -> Tape:
+def tape_of(what: AttentionCall, generation="ampere", context_parallel: int = 1) -> Tape:
     recorder = Recorder([t for t in what if isinstance(t, torch.Tensor)])
     with recorder:
-        result = attention(recorder, what, generation, ring)
+        result = attention(recorder, what, generation, context_parallel)
         recorder.end_of_forward()
         result.backward(torch.empty_like(result))
         del result
@@ -157,7 +157,7 @@ def test_flash_lays_its_output_and_gradients_out_as_its_inputs_and_the_efficient
 
 @pytest.mark.parametrize("devices", [2, 4])
 def test_a_ring_attends_to_the_keys_of_all_devices_and_keeps_no_more_than_its_own(devices):
-    alone, ring = (tape_of(asked(is_causal=True), ring=n) for n in (1, devices))
+    alone, ring = (tape_of(asked(is_causal=True), context_parallel=n) for n in (1, devices))
     forward = np.arange(len(ring.names)) < ring.forward_end
     # Its own keys by a causal mask; of each other device half of the rows to all keys, or all rows to half of them.
     assert ring.flops[forward & (ring.kinds == FUSED_ATTENTION)].tolist() == [2.0 * ELEMENTS * LENGTH] * devices
@@ -167,5 +167,5 @@ def test_a_ring_attends_to_the_keys_of_all_devices_and_keeps_no_more_than_its_ow
 
 
 def test_a_ring_goes_around_flash_attention_alone():
-    with pytest.raises(NotImplementedError, match="beside flash attention alone"):
-        tape_of(asked(dtype=torch.float32), ring=2)
+    with pytest.raises(NotImplementedError, match="ring around this kernel isn't known"):
+        tape_of(asked(dtype=torch.float32), context_parallel=2)

@@ -131,11 +131,7 @@ def test_the_unit_of_the_head_is_given_back_when_its_backward_pass_ends_unless_e
         return found.forward_buffers, found.loss_buffers, found.backward_buffers
 
     # In the forward pass a message too, of the unit that came last: the head, or with tied weights a layer.
-    assert held(table, head, accumulated=False) == (
-        2 * 3200,
-        3200,
-        2 * 256 + 256 + 3200,
-    )  # the head's gradients are sent
+    assert held(table, head, accumulated=False) == (2 * 3200, 3200, 2 * 256 + 256 + 3200)  # the head's are sent
     assert held(table, accumulated=False) == (3200 + 256, 3200, 3200 + 2 * 256 + 2 * 256)
     # Beside whole gradients of earlier micro-batches a layer's own are added to them.
     assert held(table, head, accumulated=True) == (2 * 3200, 3200, 2 * 256 + 3200)
@@ -257,10 +253,8 @@ def test_hidden_states_are_exchanged_in_each_layer_and_pass(way, count, factor, 
 
 
 def test_a_ring_gathers_keys_and_values_in_each_pass_and_hands_on_their_gradients_in_fp32():
-    ring, latency_s = (
-        Parallelism(world_size=4, sharding="fsdp_full", sequence_parallel=4),
-        NVLINK.channel(4, stride=1)[1],
-    )
+    ring = Parallelism(world_size=4, sharding="fsdp_full", sequence_parallel=4)
+    latency_s = NVLINK.channel(4, stride=1)[1]
     for checkpointing, passes in (("none", 2), ("full", 3)):
         gathered, sent = 3 * 5e5 / 1e9 + latency_s, 2 * 5e5 / 1e9 + latency_s
         found = layer_seconds(sent_model(checkpointing=checkpointing), ring, NVLINK, ONE)

@@ -29,7 +29,7 @@ def test_a_device_has_its_part_of_a_samples_tokens_and_attends_to_all(profile_of
     activations = [one.storages.alive[:, ACTIVATION, 1].max() for one in (whole, half)]
     assert activations[1] == pytest.approx(activations[0] / 2, rel=0.01)
     shared = {"attn_implementation": "sdpa", "sequence_parallel": 2, "device": "cuda", "dtype": "bfloat16"}
-    ring = profile_of("llama", **shared, ring=2)  # two groups of 64 keys and values in 16 bits each
+    ring = profile_of("llama", **shared, context_parallel=2)  # two groups of 64 keys and values in 16 bits each
     assert ring.keys_bytes == half.hidden_bytes / 64 * 2 * 2 * 16
     assert ring.needed_flops.per_sample == pytest.approx(half.needed_flops.per_sample)
 

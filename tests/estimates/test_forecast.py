@@ -147,7 +147,7 @@ def test_devices_that_share_the_tokens_are_named_where_a_short_search_leaves_the
     lightest = {"precision": "bf16", "checkpointing": "full", "attn_implementation": "sdpa", "parallelism": spread}
     plan = make_plan(
         workload=make_workload(model=spec, sequence_length=65536, global_batch_size=2),
-        facts=make_facts(is_self_attn=True, parameters=1_235_814_400),
+        facts=make_facts(has_self_attn=True, parameters=1_235_814_400),
         hardware=gpus, baseline=make_config(1, **lightest), space=load_space("fsdp"), allowance=Allowance.NUMERICS,
     )  # fmt: skip
     assert not any("sequence" in dimension.name for dimension in plan.search_space.dimensions)

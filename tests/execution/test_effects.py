@@ -311,7 +311,7 @@ def test_the_split_that_deepspeed_has_made_is_told(seen, wrapper, asked_for, tol
         (nn.Linear(1, 1), {}, "2 copies were to be kept alike by DDP, but the model is a Linear"),
         # tokens that nobody shares
         (nn.Linear(1, 1), {"sharding": "fsdp_full", "sequence_parallel": 2},
-         "passing on keys and values among 2 was asked for, but it is 1"),
+         "context parallel 2 was asked for, but it is 1"),
         # matrices that nobody shares
         (nn.Linear(1, 1), {"tensor_parallel": 2}, "tensor parallel 2 was asked for, but it is None"),
         (SHARING, {"tensor_parallel": 2}, "this one holds 100%"),

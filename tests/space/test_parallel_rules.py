@@ -14,7 +14,7 @@ MACHINES = GPUS.model_copy(update={"nodes": 2})  # of four devices each
 SEQUENCE = {"sequence_parallel": 2, "sharding": "zero_3"}
 SEQUENCE_AND_TENSOR = {"world_size": 4, "sequence_parallel": 2, "tensor_parallel": 2, "sharding": "zero_2"}
 RING = {"sequence_parallel": 2, "sharding": "fsdp_full", "knobs": {"precision": "bf16"}}
-FACTS = make_facts(tensor_parallel_heads=8, is_self_attn=True, layers=4, parameters=1_000_000_000)
+FACTS = make_facts(tensor_parallel_heads=8, has_self_attn=True, layers=4, parameters=1_000_000_000)
 SMALL, NINE_HEADS = make_facts(parameters=40_000_000, layers=2), make_facts(tensor_parallel_heads=9)
 
 
@@ -54,7 +54,7 @@ def test_every_sharding_is_legal_on_gpus_and_those_of_deepspeed_on_a_cpu(shardin
         RING,
         {**RING, "world_size": 8, "offload": "parameters"},
         {**RING, "knobs": {"precision": "pure_bf16", "adapter": {}, "checkpointing": "full"}},
-        {**RING, "facts": make_facts(is_self_attn=True)},  # keys and values are handed on for all heads
+        {**RING, "facts": make_facts(has_self_attn=True)},  # keys and values are handed on for all heads
         # models whose windows are not used
         {**SEQUENCE, "model_config": {"layer_types": ["full_attention"] * 2, "sliding_window": 64}},
         {**SEQUENCE, "model_config": {"sliding_window": 64, "use_sliding_window": False}},
