@@ -25,7 +25,7 @@ EACH_KNOB = {
     "expert_capacity": 8, "use_liger_kernel": True, "torch_compile_backend": "inductor", "adapter": {"kind": "lora"},
     "dataloader_num_workers": 2, "dataloader_pin_memory": True, "torch_empty_cache_steps": 4,
     "expandable_segments": True, "chunked_loss": True, "activation_memory_budget": 0.5,
-    "train_sampling_strategy": "group_by_length", "packing": True,
+    "train_sampling_strategy": "group_by_length", "packing": True, "pad_to_multiple_of": 64,
 }  # fmt: skip
 
 

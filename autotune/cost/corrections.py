@@ -23,6 +23,7 @@ from autotune.values.catalogue import gpu_of
 from autotune.values.config import KNOBS, TrainConfig
 from autotune.values.estimate import Rates
 from autotune.values.hardware import Hardware
+from autotune.values.workload import LengthProfile
 
 Features = Mapping[str, float]
 
@@ -52,7 +53,8 @@ _SLIGHT = 0.1
 # another device.
 _TIME_KNOB = 0.15
 _SURPRISING = {"precision": 0.25, "experts": 0.3, "compile": 0.3, "quantization": 0.3}
-_TIME_PRIORS = {SIZE: 0.25, "attention": 0.2, "sharding": 0.2, **_SURPRISING}
+# A CUDA graph is recorded for each length, which isn't predicted.
+_TIME_PRIORS = {SIZE: 0.25, "attention": 0.2, "sharding": 0.2, "recorded lengths": 0.5, **_SURPRISING}
 
 
 class Observation(Value):
@@ -84,14 +86,17 @@ _FEATURES = {name: knob for name, knob in KNOBS.items() if knob.knob.feature is 
 _featured = attrgetter(*_FEATURES)
 
 
-def time_features(config: TrainConfig) -> dict[str, float]:
+def time_features(config: TrainConfig, lengths: LengthProfile | None = None) -> dict[str, float]:
     """Return the features by which a configuration's predicted time may be wrong; shared, so not to be changed."""
-    return _time_features(config.per_device_train_batch_size, _featured(config))
+    varies = lengths is not None and lengths.differ and config.pad_to_multiple_of is None
+    return _time_features(config.per_device_train_batch_size, _featured(config), varies and config.records_graphs)
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _time_features(size: int, values: tuple[object, ...]) -> dict[str, float]:
+def _time_features(size: int, values: tuple[object, ...], records_lengths: bool) -> dict[str, float]:
     features, of = {"all": 1.0, SIZE: math.log2(size) / 4}, dict(zip(_FEATURES, values, strict=True))
+    if records_lengths:
+        features["recorded lengths"] = 1.0
     slight = {"optim": of["adapter"] is not None, "tf32": of["precision"] != "fp32"}
     for name, value in of.items():
         feature = _FEATURES[name].filled(_FEATURES[name].knob.feature, value)

@@ -147,7 +147,7 @@ def shape_of(workload: Workload) -> Shape:
         target_length=workload.target_length,
         images=workload.images,
         image_size=workload.image_size,
-        padded=lengths is not None and lengths.minimum < lengths.maximum,
+        padded=lengths is not None and lengths.differ,
         recipe=workload.own_code.recipe if workload.own_code is not None else recipe and recipe.name,
         completion=scored,
         smoothed=bool(workload.fixed_arguments.get("label_smoothing_factor"))

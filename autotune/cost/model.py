@@ -153,7 +153,9 @@ class CostModel:
         context_deviation = 0.0 if on_cpu else framework_bytes(self.hardware)[1]
         unsure[known] = np.maximum(np.hypot(allocated[known] * deviations, context_deviation), least[known])
         mean, deviation = np.full(count, np.nan), np.full(count, np.nan)
-        mean[known], deviation[known] = self.corrections.log_time([time_features(configs[i]) for i in known])
+        mean[known], deviation[known] = self.corrections.log_time(
+            [time_features(configs[i], self.workload.lengths) for i in known]
+        )
         together = np.array([c.per_device_train_batch_size * c.parallelism.data_parallel for c in configs], dtype=float)
         samples = together if self.workload.global_batch_size is None else float(self.workload.global_batch_size)
         # A compiler may save most of the activations, or take three times as many: a configuration that is predicted at
@@ -163,7 +165,7 @@ class CostModel:
 
     def gain_spread(self, configs: Sequence[TrainConfig], reference: TrainConfig, *, together: bool = False) -> Vector:
         """Return deviations of the rates' logarithms over that of `reference`, or, `together`, covariances (n, n)."""
-        rows, beside = [time_features(c) for c in configs], time_features(reference)
+        *rows, beside = (time_features(c, self.workload.lengths) for c in (*configs, reference))
         return self.corrections.time.predict(rows, beside, together=together)[1]
 
     def _counted(self, kind: TrainConfig, profile: Profile, micro_batches: Sequence[int]) -> Counted:
@@ -345,6 +347,6 @@ class CostModel:
             key=key,
             memory_features=features,
             memory=ratios,
-            time_features=time_features(config),
+            time_features=time_features(config, self.workload.lengths),
             log_time=math.log(measured_s / float(seconds[0])),
         )

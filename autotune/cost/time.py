@@ -279,18 +279,21 @@ def at(call: str, samples: int) -> str:
 def filled(seconds: Vector, expected: Vector, kinds: Vector) -> Vector:
     """Return measured seconds, and where there are none the expected ones at the rate of the nearest measured.
 
-    `seconds` are (operators, sizes), NaN where nothing was measured; `expected` are those by a roofline.
+    `seconds` are (operators, sizes), NaN where nothing was measured; `expected` are those by a roofline. One about as
+    short as the shortest was a launch, which says how much each takes beyond the expected, and nothing of a rate.
     """
     found, lacking = seconds.copy(), np.isnan(seconds)
+    a_launch = 3 * np.min(seconds[~lacking], initial=np.inf)
     with np.errstate(divide="ignore"):
         logs = np.log(expected)
     for kind in np.unique(kinds):
         alike = (kinds == kind)[:, None]
         known = alike & ~lacking & (expected > 0)
-        ratios, places = seconds[known] / expected[known], logs[known]
+        is_launch, more = seconds[known] < a_launch, np.maximum(seconds[known] - expected[known], 0.0)
+        ratios, added = np.where(is_launch, 1.0, seconds[known] / expected[known]), np.where(is_launch, more, 0.0)
         for here in map(tuple, np.argwhere(alike & lacking)):
-            nearest = np.argmin(np.abs(places - logs[here])) if len(places) and expected[here] > 0 else None
-            found[here] = expected[here] * (1.0 if nearest is None else ratios[nearest])
+            nearest = np.argmin(np.abs(logs[known] - logs[here])) if known.any() and expected[here] > 0 else None
+            found[here] = expected[here] if nearest is None else expected[here] * ratios[nearest] + added[nearest]
     return found
 
 

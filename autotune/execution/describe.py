@@ -232,7 +232,7 @@ class Training:
     def _held(self) -> dict[str, str]:
         """Return the knobs that no search can change, and why."""
         trainer, base, name = self.trainer, self.base, type(self.base).__name__
-        made = "the model is made by your code already"
+        made, pads = "the model is made by your code already", "your data collator pads as it does"
         own_optimizer = trainer.optimizer is not None
         hands_one = own_optimizer or trainer.optimizer_cls_and_kwargs is not None
         makes_one = self.overrides("create_optimizer", "create_optimizer_and_scheduler", "get_optimizer_cls_and_kwargs")
@@ -241,6 +241,7 @@ class Training:
         loader = self.batches if self.overrides("get_train_dataloader") else None
         table: tuple[tuple[str, object, str | None], ...] = (  # the first reason that holds is told
             ("packing", True, "your code puts its samples into batches"),
+            ("pad_to_multiple_of", getattr(trainer.data_collator, "pad_to_multiple_of", 0) is not None, pads),
             ("quantization", True, made),
             ("experts_per_token", True, made),
             ("expert_capacity", True, made),

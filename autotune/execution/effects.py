@@ -39,8 +39,8 @@ from autotune.values.techniques import CHECKPOINTING, OPTIMIZERS, is_new_weight
 KNOBS = (
     "precision", "tf32", "optim", "checkpointing", "attn_implementation", "experts_implementation", "use_liger_kernel",
     "chunked_loss", "torch_compile_backend", "activation_memory_budget", "dataloader_num_workers",
-    "train_sampling_strategy", "packing", "torch_empty_cache_steps", "expandable_segments", "adapter", "quantization",
-    "parallelism",
+    "train_sampling_strategy", "packing", "pad_to_multiple_of", "torch_empty_cache_steps", "expandable_segments",
+    "adapter", "quantization", "parallelism",
 )  # fmt: skip
 
 # Forwards that put out the dtype in which they compute. Other layers of these names have a forward of their own: packed
@@ -240,6 +240,13 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         _same("packing", self._config.packing, packed)
         return "one row each" if packed else "a row a sample"
 
+    def _pad_to_multiple_of(self) -> str:
+        asked = self._config.pad_to_multiple_of or 1
+        batch = self._loader.collate_fn([self._trainer.train_dataset[0]]) if asked > 1 else {}
+        widths = {value.shape[1] for value in batch.values() if getattr(value, "ndim", 0) == 2}
+        _require(not any(width % asked for width in widths), f"multiples of {asked} were asked for, not {widths}")
+        return f"to multiples of {asked}" if asked > 1 else "to the longest"
+
     def _torch_empty_cache_steps(self) -> str:
         # The Trainer empties the cache in steps whose number, from 0, this divides.
         asked, times = self._config.torch_empty_cache_steps, self._calls["empty_cache"]
@@ -279,9 +286,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
     def _quantization(self) -> str:
         asked, layers = self._config.quantization, dict(quantized_layers(self._model))
         kinds = {quantization_of(layer) for layer in layers.values()}
-        seen = "/".join(map(str, kinds)) or "not packed"
-        told = f"packed weights: {asked or 'none'} was asked for, but they are {seen}"
-        _require(kinds == ({asked} if asked else set()), told)
+        _same("packing of weights in", asked, "/".join(map(str, kinds)) or None)
         for name, layer in layers.items():
             is_packed = layer.weight.dtype in (torch.uint8, torch.int8)
             _require(is_packed, f"{asked} weights were asked for, but those of {name} are not packed")
@@ -297,7 +302,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         if spread.tensor_parallel > 1:
             _same("tensor parallel", spread.tensor_parallel, getattr(self._model, "_tp_size", None))
             _check_shards(self._model, max(2, spread.data_parallel))  # parts that the plan doesn't name stay whole
-            beside = f", FSDP2 over {spread.data_parallel}" if spread.data_parallel > 1 else ""
+            beside = f", FSDP2 over {spread.data_parallel}" * (spread.data_parallel > 1)
             return f"tensor parallel {spread.tensor_parallel}{beside}"
         if spread.sharding in ZERO_STAGES:
             return _zero(spread, wrapper)
@@ -365,8 +370,7 @@ def _fsdp(spread: Parallelism, wrapper: nn.Module, trainer: Any) -> str:
 def _zero(spread: Parallelism, engine: Any) -> str:
     stage, kind, asked = ZERO_STAGES[spread.sharding], type(engine).__name__, f"{spread.sharding} was asked for"
     _require(kind == "DeepSpeedEngine", f"{asked}, but the model is wrapped as {kind}")
-    ran = engine.zero_optimization_stage()
-    _require(ran == stage, f"{asked}, but the stage is {ran}")
+    _same("stage", stage, engine.zero_optimization_stage())
     parts = (engine.zero_offload_optimizer(), engine.zero_offload_param())
     devices = (getattr(part, "device", None) or "none" for part in parts)
     actual = tuple(str(getattr(device, "value", device)) for device in devices)
@@ -380,9 +384,9 @@ def _zero(spread: Parallelism, engine: Any) -> str:
         whole = sum(p.numel() for p in parameters)
     _check_share(held / whole, spread.sharding_ranks)
     _same("sequence parallel", shared := spread.sequence_parallel, engine.sequence_parallel_size)
-    place = "" if spread.offload == "none" else f", {spread.offload} offloaded to the host"
-    beside = f", sequence parallel {shared}" if shared > 1 else ""
-    return f"DeepSpeed ZeRO-{stage} over {spread.sharding_ranks}{beside}{place}"
+    beside = f", sequence parallel {shared}" * (shared > 1)
+    beside += f", {spread.offload} offloaded to the host" * (spread.offload != "none")
+    return f"DeepSpeed ZeRO-{stage} over {spread.sharding_ranks}{beside}"
 
 
 def _check_shards(model: nn.Module, ranks: int) -> None:

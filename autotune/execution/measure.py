@@ -302,8 +302,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
             warnings.append(f"{often}, and gave its cache back: it is too near the budget")
         # The second compiles what the first has settled, or for any length; then a CUDA graph is recorded.
         if self._compiling_steps > 3:
-            varies = request.workload.lengths is not None or request.workload.dataset is not None
-            why = ": samples differ in length, and padding them to a few lengths would compile less" if varies else ""
+            varies = request.workload.lengths is not None and request.config.pad_to_multiple_of is None
+            why = ": samples differ in length, and pad_to_multiple_of would leave fewer lengths" if varies else ""
             warnings.append(f"it was compiled in {self._compiling_steps} steps{why}")
         missing = self.full_micro_steps - self._warm_up_micro_steps
         missing_s = missing * statistics.fmean(map(self._later_micro_step_s, self._counted())) if missing else 0.0

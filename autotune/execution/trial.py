@@ -311,6 +311,8 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
         wanted["train_sampling_strategy"] = "sequential"
 
     def on_train(trainer: Any, train: Callable[[], Any]) -> Outcome:
+        if "pad_to_multiple_of" not in code.held:
+            trainer.data_collator.pad_to_multiple_of = request.config.pad_to_multiple_of
         reading = _made_ready(trial, code, trainer, probe)
         rows = RowCount(trainer, request.config.per_device_train_batch_size)
         trial.timer.is_whole = lambda: rows.is_whole

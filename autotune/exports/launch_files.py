@@ -51,6 +51,7 @@ _IN_CODE = {
     "experts_per_token": "{value} experts per token",
     "expert_capacity": "an expert capacity of {value}",
     "packing": "packed micro-batches",
+    "pad_to_multiple_of": "pad_to_multiple_of={value} of the data collator",
     "chunked_loss": "result.prepare_model(model), which has its loss worked out in chunks",
     "activation_memory_budget": "torch._functorch.config.activation_memory_budget = {value}",
     "expandable_segments": f"{ALLOCATOR_VARIABLE}={_EXPANDABLE} in the environment",

@@ -91,6 +91,8 @@ def trl(result: ResultData) -> Draft:
     # trainer/base_config.py, sft_config.py). Of checkpointing and bf16 the measured arguments say whether they are on.
     sft: dict[str, Any] = {"learning_rate": 5e-5, "logging_steps": 500, "packing": False, "loss_type": "nll"}
     sft |= {"max_length": result.workload.sequence_length, "padding_free": result.best.config.packing}
+    if result.best.config.pad_to_multiple_of is not None:
+        sft["pad_to_multiple_of"] = result.best.config.pad_to_multiple_of
     return trainer(result, TRL, "train_trl.py.j2", sft, weighs=False)
 
 
@@ -261,6 +263,8 @@ def _collator(result: ResultData) -> tuple[str, Code, str]:
         name = "DataCollatorWithFlattening"
         return name, Code(f"{name}()"), "puts the samples of a micro-batch into one row, as was measured"
     padding, name = _PADDING.get(result.workload.task), "default_data_collator"
+    if padding and (multiple := result.best.config.pad_to_multiple_of):
+        padding = f"{padding[:-1]}, pad_to_multiple_of={multiple})"
     about = f"for samples of one length; others need {padding}" if padding else "for samples of one size"
     return name, Code(name), about
 

@@ -61,6 +61,8 @@ def run(code: OwnCode, result: ResultData) -> None:
     seen: list[int] = []  # parameters of the model as the code made it
 
     def made(trainer: Any) -> None:
+        if result.best.config.pad_to_multiple_of is not None:
+            trainer.data_collator.pad_to_multiple_of = result.best.config.pad_to_multiple_of
         if others := "; ".join(other_training(result, trainer, seen[-1] if seen else None)):
             sys.stderr.write(visible(f"autotune: the answer was found for another training: {others}") + "\n")
         if result.best.measurement is not None:  # otherwise there is no promise to compare with

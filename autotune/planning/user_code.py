@@ -199,7 +199,7 @@ _SHARED = "parallelism.model_parallel"
 
 _NOT_HONOURED = {
     "parallelism": "--devices has the numbers of devices, and model_parallel how many share a sample",
-    **dict.fromkeys(("packing", "train_sampling_strategy"), "your function makes the batches"),
+    **dict.fromkeys(("packing", "pad_to_multiple_of", "train_sampling_strategy"), "your function makes the batches"),
     **dict.fromkeys(
         ("experts_implementation", "experts_per_token", "expert_capacity"),
         "nothing is known of the experts of a model that your function makes",

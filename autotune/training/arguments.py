@@ -122,6 +122,8 @@ def _of_trl(recipe: Recipe, config: TrainConfig, sequence_length: int) -> dict[s
         arguments = {"num_generations": recipe.generations, "max_completion_length": recipe.completion_length}
         if config.generation_batch_size is not None:
             arguments["generation_batch_size"] = config.generation_batch_size
+    if config.pad_to_multiple_of is not None:
+        arguments["pad_to_multiple_of"] = config.pad_to_multiple_of
     if config.precompute_ref_log_probs:
         arguments["precompute_ref_log_probs"] = True
     if recipe.kind.coupled is not None:  # KTO takes no other order

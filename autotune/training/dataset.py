@@ -63,10 +63,11 @@ def training_data(
     if not workload.task.takes_text:
         return Repeated(_images_or_sound(workload, model_config), samples), default_data_collator
     pad = next(iter(special_ids(model_config, "pad_token_id")), 0)
+    padded = partial(padded_batch, pad_id=pad, multiple=(config and config.pad_to_multiple_of) or 1)
     if workload.dataset is None:
         shares_tokens = config is not None and config.parallelism.sequence_parallel > 1
         # A tokenizer gives a mask, by which compiled models choose their attention, even where nothing is padded.
-        collator = positioned_batch if shares_tokens else partial(padded_batch, pad_id=pad)
+        collator = positioned_batch if shares_tokens else padded
         return Repeated(_texts(workload, model_config, None), samples), collator
     if directory is None:
         raise InputError("the data are of a file: give directory=, where their lengths are or are to be put")
@@ -74,7 +75,7 @@ def training_data(
     config = config or TrainConfig(per_device_train_batch_size=1)
     if longest_first is not None:
         lengths = lengths[row_order(lengths[:, 0], workload, config, longest_first=longest_first, rows=samples)]
-    collator = DataCollatorWithFlattening() if config.packing else partial(padded_batch, pad_id=pad)
+    collator = DataCollatorWithFlattening() if config.packing else padded
     return Repeated(_texts(workload, model_config, lengths), samples), collator
 
 
@@ -182,17 +183,21 @@ def _images_or_sound(workload: Workload, config: Any) -> RandomSamples:
     return RandomSamples({name: inputs, "labels": labels}, np.empty((size, 0), dtype=np.int64))
 
 
-def padded_batch(samples: Sequence[Sample], *, pad_id: int) -> Sample:
-    """Pad texts on the right to the longest of the batch, as Hugging Face's collators do; mask what is padding."""
+def padded_batch(samples: Sequence[Sample], *, pad_id: int, multiple: int = 1) -> Sample:
+    """Pad texts on the right to a multiple of tokens, as Hugging Face's collators do; mask what is padding."""
     import torch
+    from torch.nn.functional import pad
     from torch.nn.utils.rnn import pad_sequence
 
+    def filled(rows: list["Tensor"], value: int) -> "Tensor":
+        whole = pad_sequence(rows, batch_first=True, padding_value=value)
+        return pad(whole, (0, -whole.shape[1] % multiple), value=value)
+
     ids, labels = ([sample[name] for sample in samples] for name in ("input_ids", "labels"))
-    fill = partial(pad_sequence, batch_first=True)
     return {
-        "input_ids": fill(ids, padding_value=pad_id),
-        "attention_mask": fill([torch.ones_like(row) for row in ids], padding_value=0),
-        "labels": fill(labels, padding_value=IGNORED) if labels[0].ndim else torch.stack(labels),
+        "input_ids": filled(ids, pad_id),
+        "attention_mask": filled([torch.ones_like(row) for row in ids], 0),
+        "labels": filled(labels, IGNORED) if labels[0].ndim else torch.stack(labels),
     }
 
 
@@ -273,5 +278,7 @@ def padding_share(lengths: Sequence[NDArray[np.int64]], config: TrainConfig, per
         return 0.0
     order, counts = np.concatenate(batches), np.array([len(batch) for batch in batches])
     starts = np.cumsum(counts) - counts
-    run = sum(int((np.maximum.reduceat(sizes[order], starts) * counts).sum()) for sizes in lengths)
+    multiple = config.pad_to_multiple_of or 1
+    longest = (-(-np.maximum.reduceat(sizes[order], starts) // multiple) * multiple for sizes in lengths)
+    run = sum(int((each * counts).sum()) for each in longest)
     return 1 - sum(int(sizes[order].sum()) for sizes in lengths) / run

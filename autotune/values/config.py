@@ -263,6 +263,9 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
         "micro-batches of about the same cost in tokens, few long samples or many short ones",
     )
     packing: bool = Field(default=False, description="samples of a micro-batch are one row, without padding")
+    pad_to_multiple_of: PositiveInt | None = Field(
+        default=None, le=1024, exclude_if=not_, description="tokens; None: batches are as long as their longest sample"
+    )
     generation_batch_size: PositiveInt | None = Field(
         default=None, le=LARGEST_BATCH, exclude_if=not_, description="completions generated at once; None: of a step"
     )
@@ -363,6 +366,7 @@ _KNOBS = {
         word={"group_by_length": "grouped by length", "batch_rebalance": "balanced by tokens"}.get,
     ),
     "packing": Knob(_of_layout, feature="packed", word="packed"),
+    "pad_to_multiple_of": Knob(_of_layout, feature="padded={}", word="padded to multiples of {}"),
     "generation_batch_size": Knob("exact", "generation-batch", word="{} generated at once"),
     "precompute_ref_log_probs": Knob("exact", "precompute-ref", word="reference worked out before"),
     "torch_empty_cache_steps": Knob(

@@ -211,6 +211,10 @@ class LengthProfile(Value):
     mean_target: float | None = None  # mean length of the decoder's targets, if any
 
     @property
+    def differ(self) -> bool:
+        return self.minimum < self.maximum
+
+    @property
     def shown(self) -> str:
         return f"{self.samples:,} samples of {self.minimum} to {self.maximum} tokens, {self.mean:.0f} on average"
 

@@ -39,6 +39,21 @@ def test_samples_of_one_length_are_as_they_are():
     assert found.mean.tolist() == found.largest.tolist() == [1, 8]
 
 
+@pytest.mark.parametrize("size", [1, 8])
+def test_samples_padded_to_a_multiple_are_as_long_as_drawn_ones_on_average(size):
+    lengths = np.random.default_rng(0).integers(100, 513, (20_000, size)).max(axis=1)
+    known = LengthProfile(samples=1000, mean=306, minimum=100, median=306, p95=492, maximum=512)
+    given = (
+        make_workload(lengths=known, global_batch_size=64),
+        make_config(pad_to_multiple_of=48),
+        np.array([1.0 * size]),
+    )
+    found, rows = in_full_length(*given), -(-lengths // 48) * 48
+    assert found.mean * known.maximum == pytest.approx(rows.mean() * size, rel=0.02)
+    assert found.attended * known.maximum**2 == pytest.approx((rows.astype(float) ** 2).mean() * size, rel=0.1)
+    assert found.largest * known.maximum == pytest.approx(528 * size)
+
+
 @pytest.mark.parametrize("groups", [2, 4, 8])
 @pytest.mark.parametrize("name", STEPS)
 def test_the_cut_of_a_step_is_that_of_the_sampler(name, groups):

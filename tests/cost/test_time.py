@@ -185,6 +185,12 @@ def test_unmeasured_operators_have_the_rate_of_the_nearest_of_their_kind():
     assert filled(seconds, expected, kinds)[:, 0].tolist() == [3.0, 20.0, 24.0, 12.0]
 
 
+def test_a_launch_says_nothing_of_the_rate_of_a_large_operator():
+    seconds, expected = np.array([[5e-6], [6e-6], [np.nan], [np.nan]]), np.array([[1e-9], [1e-6], [1e-3], [2e-9]])
+    found = filled(seconds, expected, np.full(4, 1))[:, 0]
+    assert found.tolist() == pytest.approx([5e-6, 6e-6, 1e-3 + 5e-6, 5e-6], rel=1e-3)
+
+
 @pytest.mark.parametrize(("last", "of_a_quarter"), [(4.0, 0.25), (2.5, 0.625), (7.0, 0.25)])
 def test_time_is_a_line_between_sizes_and_beyond_them_and_a_part_of_a_sample_takes_a_part_of_it(last, of_a_quarter):
     slope = (last - 1) / 3

@@ -130,6 +130,15 @@ def test_packing_trains_the_same_without_padding(bench, texts):
     assert packed.loss == pytest.approx(padded.loss, rel=1e-5)
 
 
+def test_padding_to_a_multiple_trains_the_same(bench, texts):
+    config = {"per_device_train_batch_size": 4}
+    padded = bench.measured(config=config, workload=texts)
+    further = bench.measured(config={**config, "pad_to_multiple_of": 32}, workload=texts)
+    assert further.padding_share > padded.padding_share
+    assert further.effects["pad_to_multiple_of"] == "to multiples of 32"
+    assert further.loss == pytest.approx(padded.loss, rel=1e-5)
+
+
 def test_grouped_or_balanced_micro_batches_pad_less(bench, texts):
     def seen(size: int, strategy: str) -> Measurement:
         config = {"per_device_train_batch_size": size, "train_sampling_strategy": strategy}

@@ -190,6 +190,20 @@ def test_knobs_take_effect_in_a_script_that_stays_as_it_is(bench, net, folder):
     assert not (folder / "out").exists()
 
 
+def test_a_collator_that_pads_to_a_multiple_is_told_to(bench, llama, tmp_path):
+    assert llama[0].own.held["pad_to_multiple_of"] == "your data collator pads as it does"
+    kind = "type('Padder', (), {'pad_to_multiple_of': None, '__call__': lambda self, rows: collate(rows, self)})()"
+    text = LLAMA_SCRIPT.replace("data_collator=collate", f"data_collator={kind}")
+    text = text.replace("def collate(samples):", "def collate(samples, how):\n    step = how.pad_to_multiple_of or 1")
+    text = text.replace("for s in samples)\n", "for s in samples)\n    longest = -(-longest // step) * step\n", 1)
+    description, workload = described(bench, script(tmp_path, text, *QUIET))
+    assert "pad_to_multiple_of" not in description.own.held
+    seen = [measured(bench, workload, pad_to_multiple_of=multiple) for multiple in (None, 64)]
+    assert [one.effects["pad_to_multiple_of"] for one in seen] == ["to the longest", "to multiples of 64"]
+    assert seen[1].padding_share > seen[0].padding_share
+    assert seen[1].loss == pytest.approx(seen[0].loss, rel=1e-4)
+
+
 @pytest.mark.slow
 def test_a_model_of_the_library_is_described_as_such_and_can_be_predicted(llama):
     description, workload = llama

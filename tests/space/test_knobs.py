@@ -72,12 +72,14 @@ CLASSES = [  # of a change, for a model with these facts
         {"checkpointing": "full"}, {"torch_empty_cache_steps": 1}, {"expandable_segments": True},
         {"generation_batch_size": 8}, {"precompute_ref_log_probs": True},
     ]),
+    ("exact", PLAIN, [{"pad_to_multiple_of": 64}]),
     ("numerics", PLAIN, [
         {"train_sampling_strategy": "group_by_length"}, {"train_sampling_strategy": "batch_rebalance"}, {"tf32": True},
         {"precision": "bf16"}, {"precision": "fp16"}, {"use_liger_kernel": True}, {"chunked_loss": True},
         {"activation_memory_budget": 0.5}, COMPILED,  # with TF32
     ]),
     ("numerics", RANDOM, [{"packing": True}, COMPILED, {"torch_compile_mode": "max-autotune"}, TWO]),
+    ("numerics", RANDOM, [{"pad_to_multiple_of": 64}]),
     ("numerics", COUPLED, [{"micro_batch": 16}, {"packing": True}, TWO]),
     ("optimizer", PLAIN, [{"optim": "adamw_bnb_8bit"}, {"optim": "adafactor"}]),
     ("method", PLAIN, [

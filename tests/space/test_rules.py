@@ -92,6 +92,12 @@ ILLEGAL = [
     (why(workload=WITH_A_RECIPE, micro_batch=4, **BALANCED), "without code of yours or a recipe"),
     (why(packing=True, facts=PACKS), "packing: all samples have one length"),
     (why(workload=TEXTS, packing=True), "packing: llama lets the samples of a row see each other"),
+    (why(pad_to_multiple_of=64), "pad_to_multiple_of: all samples have one length"),
+    (why(workload=TEXTS, packing=True, facts=PACKS, pad_to_multiple_of=64), "packed batches have no padding to a"),
+    (
+        why(workload=TEXTS, facts=make_facts(max_sequence_length=130), pad_to_multiple_of=48),
+        "padded to 144 exceed the 130",
+    ),
     (why(workload=MASKED, packing=True, facts=PACKS), "packing joins the texts of causal models"),
     (why(workload=TEXTS, packing=True, facts=PACKS, attn_implementation="eager"), "packing with eager attention"),
     (why(workload=TEXTS, packing=True, facts=PACKS, **GROUPED), "packed batches have no padding"),

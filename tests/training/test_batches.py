@@ -90,6 +90,12 @@ def test_a_packed_step_is_the_padded_one(accumulation, tmp_path):
     assert_same_step(padded, packed)
 
 
+def test_a_step_padded_to_a_multiple_is_the_same_step(tmp_path):
+    further = partial(padded_batch, pad_id=0, multiple=16)
+    assert further(samples(5, 14, 3))["input_ids"].shape == (3, 16)
+    assert_same_step(*(step_of(samples(5, 14, 3, 9), tmp_path, 2, collator) for collator in (None, further)))
+
+
 @pytest.mark.parametrize("accumulation", [2, 4])
 def test_a_step_of_balanced_micro_batches_is_that_of_random_ones(accumulation, tmp_path):
     rows = samples(5, 14, 3, 9, 60, 6, 4, 22)
@@ -163,5 +169,6 @@ def test_the_share_of_padding_is_that_of_the_micro_batches_and_of_a_decoders_tar
     assert padding_share(lengths, make_config(2), 4) == pytest.approx(4 / 28)
     assert padding_share([lengths[0][2:]], make_config(2), 4) == 0
     assert padding_share(lengths, make_config(2, packing=True), 4) == 0
+    assert padding_share(lengths, make_config(2, pad_to_multiple_of=5), 4) == pytest.approx(1 - 24 / 40)
     of_both = [np.array([4, 8]), np.array([1, 3])]
     assert padding_share(of_both, make_config(2), 2) == pytest.approx(1 - (12 + 4) / (16 + 6))

@@ -37,7 +37,8 @@ OTHERS = {
     "experts_implementation": "eager", "experts_per_token": 1, "expert_capacity": 8, "use_liger_kernel": True,
     "chunked_loss": True, "activation_memory_budget": 0.5, "generation_batch_size": 4, "precompute_ref_log_probs": True,
     "torch_compile_backend": "inductor", "torch_compile_mode": "default", "adapter": {}, "quantization": "nf4",
-    "train_sampling_strategy": "group_by_length", "packing": True, "parallelism": Parallelism(world_size=2),
+    "train_sampling_strategy": "group_by_length", "packing": True, "pad_to_multiple_of": 8,
+    "parallelism": Parallelism(world_size=2),
 }  # fmt: skip
 
 
