@@ -279,11 +279,13 @@ def at(call: str, samples: int) -> str:
 def filled(seconds: Vector, expected: Vector, kinds: Vector) -> Vector:
     """Return measured seconds, and where there are none the expected ones at the rate of the nearest measured.
 
-    `seconds` are (operators, sizes), NaN where nothing was measured; `expected` are those by a roofline. One about as
-    short as the shortest was a launch, which says how much each takes beyond the expected, and nothing of a rate.
+    `seconds` are (operators, sizes), NaN where nothing was measured; `expected` are those by a roofline. One that took
+    about as long as those that hardly compute was a launch, which comes on top of the expected and says nothing of a
+    rate.
     """
     found, lacking = seconds.copy(), np.isnan(seconds)
-    a_launch = 3 * np.min(seconds[~lacking], initial=np.inf)
+    hardly = seconds[~lacking & (expected < 1e-6)]
+    a_launch = 3 * float(np.median(hardly)) if len(hardly) else 0.0
     with np.errstate(divide="ignore"):
         logs = np.log(expected)
     for kind in np.unique(kinds):
