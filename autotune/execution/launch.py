@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -169,7 +169,12 @@ def _preload(device: str) -> bool:
     """Import what every trial needs; return whether this process may be forked."""
     import torch
 
-    with _capability_without_context():
+    from autotune.values.hardware import capability_of, nvml_handle
+
+    def capability(device: object = None) -> tuple[int, int]:  # bitsandbytes asks, and torch would make a context
+        return capability_of(nvml_handle("cuda:0"))
+
+    with patch.object(torch.cuda, "get_device_capability", capability):
         importlib.import_module("transformers.trainer")
         # A trial that needs one of these reports why it can't be imported. Accelerate imports deepspeed in all trials.
         for module in ("peft", "bitsandbytes", *({"deepspeed"} & installed_versions().keys())):
@@ -186,27 +191,6 @@ def _preload(device: str) -> bool:
     if device == "cpu":
         return True
     return not torch.cuda.is_initialized() and _survives_fork(device)  # type: ignore[no-untyped-call]
-
-
-@contextlib.contextmanager
-def _capability_without_context() -> Iterator[None]:
-    # Importing bitsandbytes asks for it, and torch would make a context to answer.
-    import pynvml
-    import torch
-
-    from autotune.values.hardware import capability_of, nvml_handle
-
-    original = torch.cuda.get_device_capability
-
-    def capability(device: Any = None) -> tuple[int, int]:
-        try:
-            index = 0 if device is None else torch.cuda._utils._get_device_index(device, optional=True)
-            return capability_of(nvml_handle(f"cuda:{index}"))
-        except (pynvml.NVMLError, IndexError):
-            return original(device)
-
-    with patch.object(torch.cuda, "get_device_capability", capability):
-        yield
 
 
 def _survives_fork(device: str) -> bool:

@@ -21,9 +21,6 @@ from autotune.value import Value
 from autotune.values.conditions import computing_on
 from autotune.values.hardware import Hardware, cuda_count, cuda_used_bytes, detect, like_devices, sharing_of
 
-# Resident memory of a launcher with its imported libraries: 467 to 531 MB were seen (torch 2.13, transformers 5.23).
-LAUNCHER_BYTES = 512 << 20
-
 _TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/{}"
 
 
@@ -76,16 +73,13 @@ def places_of(hardware: Hardware, count: int, *, each: int = 1) -> tuple[Place, 
 
 
 def hardware_of(hardware: Hardware, places: tuple[Place, ...]) -> Hardware:
-    """Return each trial's hardware, with the least free on any device, or a share of a CPU; InputError: too little."""
+    """Return each trial's hardware, with the least free on any device, or a share of a CPU."""
     if (count := len(places)) == 1:
         return hardware
     if not hardware.is_cpu:
         free = min(detect(device).free_bytes for place in places for device in place.devices)
         return hardware.model_copy(update={"free_bytes": free, "count": len(places[0].devices)})
-    free = (hardware.free_bytes - (count - 1) * LAUNCHER_BYTES) // count
-    if free <= 0:
-        raise InputError(f"--workers {count}: the memory that is free is less than their libraries take")
-    return hardware.model_copy(update={"cores": hardware.cores // count, "free_bytes": free})
+    return hardware.model_copy(update={"cores": hardware.cores // count, "free_bytes": hardware.free_bytes // count})
 
 
 def sharing_notes(devices: Sequence[str]) -> tuple[str, ...]:

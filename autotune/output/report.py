@@ -4,7 +4,6 @@ The template, and `svg` for charts, escape all texts.
 """
 
 import json
-import math
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +44,6 @@ def html_report(report: RunReport) -> str:
         "progress": svg(lambda: best_over_time(report), "progress"),
         "contributions": contribution_rows(found) if found is not None else [],
         "explained": explained(report),
-        "accuracy": accuracy(report),
         "memory_rows": _memory_rows(report),
         "step_rows": step_rows(result.steps) if result is not None else [],
         "time_rows": [(kind, show_time(share * total_s), f"{share:.0%}") for kind, share in shares.items()],
@@ -145,24 +143,6 @@ def explained(report: RunReport) -> str:
             f"`autotune explain {report.run_directory}` measures it."
         )
     return words
-
-
-def accuracy(report: RunReport) -> list[str]:
-    """Return the errors of the predictions that were made before trials, a line each for throughput and memory."""
-    lines = []
-    predicted = [(t, t.prediction) for t in report.trials if t.prediction is not None and t.is_compared]
-    for words, pairs in (
-        ("throughput", [(t, p.samples_per_second, t.samples_per_second) for t, p in predicted]),
-        ("peak memory", [(t, float(p.peak_bytes), t.peak_bytes) for t, p in predicted]),
-    ):
-        errors = [(said / seen - 1, trial) for trial, said, seen in pairs if seen and math.isfinite(said) and said > 0]
-        if errors:
-            median = statistics.median(abs(error) for error, _ in errors)
-            worst, trial = max(errors, key=lambda found: abs(found[0]))
-            largest = f"largest {worst:+.0%} (trial {trial.label})"
-            of = f"of {len(errors)} predictions, each made before its trial"
-            lines.append(f"{words}: median error {median:.0%}, {largest}, {of}")
-    return lines
 
 
 def memory_parts(memory: MemoryBreakdown, *, on_cpu: bool) -> dict[str, int]:

@@ -26,15 +26,13 @@ from autotune.values.time_spent import wall_s
 from autotune.values.trial import Limits, Measurement, Prediction, Purpose, TrialRequest, TrialResult, TrialStatus
 from autotune.values.workload import FEW_MICRO_STEPS
 
-SCHEMA_VERSION: Literal[2] = 2  # of `search.json`; files of the first version have no such field
-
 _MOST_HASHED_BYTES = 64 << 20  # takes 0.1 s
 
 
 class SearchPlan(Problem):
     """The problem of a search and all that is settled about how it is solved, as stored in `search.json`."""
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[2] = 2
     budget: Budget
     space: SpaceFile
     objective: Objective = Objective()

@@ -36,7 +36,7 @@ from pydantic import ValidationError
 from autotune.errors import DISK_IS_FULL, InfrastructureError, InputError, RunDirectoryError, located, writing
 from autotune.execution.outcome import recovered
 from autotune.execution.places import full_disk
-from autotune.planning.plan import SCHEMA_VERSION, SearchPlan
+from autotune.planning.plan import SearchPlan
 from autotune.storage.trust import check_within
 from autotune.training.arguments import arguments_of
 from autotune.units import visible
@@ -225,15 +225,7 @@ class RunDirectory:
 def read_plan(run_dir: Path) -> SearchPlan:
     """Return the plan of the search in a run directory; RunDirectoryError: it can't be read, or has another schema."""
     try:
-        content = (run_dir / PLAN_FILE).read_bytes()
-        written = json.loads(content)
-        version = written.get("schema_version", 1) if isinstance(written, dict) else SCHEMA_VERSION
-        if version != SCHEMA_VERSION:
-            raise RunDirectoryError(
-                f"{run_dir}: {PLAN_FILE} was written by another version of autotune (schema {version}, this one reads "
-                f"{SCHEMA_VERSION}): start a new search"
-            )
-        return SearchPlan.model_validate_json(content)
+        return read_value(SearchPlan, run_dir / PLAN_FILE)
     except ValidationError as error:
         reason = f"{located(error, 'the whole')}; it was changed by hand or by another version: start a new search"
     except (OSError, ValueError, RecursionError) as error:  # of which JSON's errors are kinds

@@ -7,7 +7,7 @@ import re
 import pytest
 from finished_searches import make_breakdown, make_report, nothing_helps
 
-from autotune.output.report import accuracy, answer, explained, html_report, memory_parts, state
+from autotune.output.report import answer, explained, html_report, memory_parts, state
 from autotune.units import GIB
 from autotune.values.time_spent import Spent
 from autotune.values.trial import TrialStatus
@@ -57,7 +57,7 @@ def text(report):
 
 def test_the_page_is_complete_of_one_piece_and_small(report, text):
     page = Page(text)
-    parts = {"against", "waterfall", "pareto", "progress", "predicted", "memory", "time"}
+    parts = {"against", "waterfall", "pareto", "progress", "memory", "time"}
     assert {*parts, "trials", "machine", "again"} <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
     assert "allocated, optimizer step" in text
@@ -108,15 +108,6 @@ def test_the_state_says_what_ran(report):
     assert f"{refused} configurations refused without one" in state(report)
     assert "2 running" in state(report.model_copy(update={"is_running": True, "unfinished": 2}))
     assert "2 begun and not finished" in state(report.model_copy(update={"unfinished": 2}))
-
-
-def test_errors_of_predictions_are_shares_of_the_measured(report):
-    compared = sum(t.is_compared for t in report.trials)
-    throughput, memory = accuracy(report)
-    assert throughput.startswith("throughput: median error 10%, largest +10% (trial ")
-    assert f"of {compared} predictions" in throughput
-    assert memory.startswith("peak memory: median error ")
-    assert accuracy(report.model_copy(update={"trials": ()})) == []
 
 
 def test_baseline_and_winner_have_the_share_of_the_device_that_they_use_by_the_measured_rate(text):
