@@ -295,7 +295,6 @@ def _allowance_lines(result: ResultData) -> list[str]:
 _BASIS = {
     "in turn": "measured in turn with the winner",
     "once": "told by one trial of the search each",
-    "elsewhere": "told by two other trials of the search that differ in it alone",
     "fails": "the winner does not run without it",
     "slow": "without it no trial ends within its time limit",
     "unknown": "not told by the trials at hand",

@@ -304,3 +304,13 @@ def _hyphened(name: str) -> str:
 
 def _either(words: tuple[str, ...]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]
+
+
+def put_back(config: TrainConfig, baseline: TrainConfig, knobs: Sequence[str]) -> TrainConfig:
+    """Return `config` with the baseline's values for `knobs`, named as in `Change`; ValueError: it can't be."""
+    document = config.model_dump()
+    for knob in knobs:
+        parent, dot, field = knob.partition(".")
+        value = getattr(baseline, parent)
+        document[parent] = {**document[parent], field: getattr(value, field)} if dot else value
+    return TrainConfig.model_validate(document)

@@ -205,10 +205,9 @@ class ResultData(Value):
         save_bytes((self.model_dump_json(indent=2) + "\n").encode(), Path(path))
 
 
-# in turn: measured in the same rounds as the winner; once: by one trial of the search; elsewhere: by two trials of the
-# search that differ in the knob, neither of them the winner; fails: without the knob the winner doesn't run; slow:
-# without it a trial exceeds its time limit.
-Basis = Literal["in turn", "once", "elsewhere", "fails", "slow", "unknown"]
+# in turn: measured in the same rounds as the winner; once: by one trial of the search; fails: without the knob the
+# winner doesn't run; slow: without it a trial exceeds its time limit.
+Basis = Literal["in turn", "once", "fails", "slow", "unknown"]
 
 
 class Contribution(Value):

@@ -1,20 +1,20 @@
 """Computes the contribution of each knob of the winner from the trials of a search and of `autotune explain`.
 
 A knob is removed from the winner by putting it back to the baseline's value. The best evidence is the configuration
-without it measured in the same rounds as the winner; the second best, measured once by the search; the third, any two
-trials of the search that differ in this knob alone, whose ratio may differ from the winner's.
+without it measured in the same rounds as the winner; the second best, measured once by the search.
 """
 
-import contextlib
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.planning.plan import SearchPlan
+from autotune.planning.plan import SearchPlan, SearchState
+from autotune.space.knobs import put_back
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.result import Basis, Contribution, Explanation, ResultData
 from autotune.values.statistics import ratio_of_means
 from autotune.values.trial import Measurement, Purpose, TrialResult, TrialStatus
+from autotune.verification.finals import Finals
 
 # Knobs that have to be put back together with another.
 DEPENDENTS: dict[str, frozenset[str]] = {
@@ -43,16 +43,6 @@ def removals(result: ResultData) -> list[Contribution]:
         else:
             found.append(Contribution(changes=group, config=config, basis="unknown"))
     return found
-
-
-def put_back(config: TrainConfig, baseline: TrainConfig, knobs: Sequence[str]) -> TrainConfig:
-    """Return `config` with the baseline's values for `knobs`, named as in `Change`; ValueError: it can't be."""
-    document = config.model_dump()
-    for knob in knobs:
-        parent, dot, field = knob.partition(".")
-        value = getattr(baseline, parent)
-        document[parent] = {**document[parent], field: getattr(value, field)} if dot else value
-    return TrainConfig.model_validate(document)
 
 
 def explanation_of(plan: SearchPlan, result: ResultData, trials: Sequence[TrialResult]) -> Explanation | None:
@@ -95,6 +85,9 @@ class _Evidence:
             return removal
         for purpose in (Purpose.EXPLAIN, Purpose.FINAL):
             if (reading := self._compare(best, config, purpose)) is not None:
+                if purpose is Purpose.FINAL:  # whose turns are compared in pairs
+                    lead = Finals(SearchState(self._plan, self._trials)).speedup(best, config)
+                    reading |= lead._asdict() if lead is not None else {}
                 return found("in turn", **reading)
         for trial in self._trials:
             # Of the trials that timed out, only those of `autotune explain` count, which had all the time.
@@ -106,25 +99,9 @@ class _Evidence:
             return found("fails", cause=why)
         if (reading := self._compare(best, config)) is not None:
             return found("once", **reading)
-        if (reading := self._elsewhere([c.knob for c in removal.changes])) is not None:
-            return found("elsewhere", **reading | {"samples_per_second": None})
         why = next((t.cause for t in self._result.trials if t.number is None and t.config == config), None)
         cause = f"the search refused it: {why}" if why else "no two trials of the search differ in it alone"
         return found("unknown", cause=cause)
-
-    def _elsewhere(self, knobs: Sequence[str]) -> dict[str, Any] | None:
-        """Return the ratio by the two trials of the search nearest to the winner that differ in `knobs` alone."""
-        best, baseline, measured = self._result.best.config, self._result.baseline.config, self._measured(None)
-        pairs: dict[TrainConfig, TrainConfig] = {}
-        for config in measured:
-            with contextlib.suppress(ValueError):
-                without = put_back(config, baseline, knobs)
-                if put_back(config, best, knobs) == config != without and without in measured:
-                    pairs[config] = without
-        if not pairs:
-            return None
-        nearest = min(pairs, key=lambda c: sum(getattr(c, n) != getattr(best, n) for n in TrainConfig.model_fields))
-        return self._compare(nearest, pairs[nearest])
 
     def _measured(self, purpose: Purpose | None) -> dict[TrainConfig, list[tuple[TrialResult, Measurement]]]:
         """Return the completed trials of a purpose by configuration; None: those of the search."""

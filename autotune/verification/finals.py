@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from autotune.exports.launch_files import needs_code
 from autotune.planning.plan import SearchState
-from autotune.space.knobs import changes
+from autotune.space.knobs import changes, put_back
 from autotune.values.conditions import worst_of
 from autotune.values.config import TrainConfig
 from autotune.values.statistics import (
@@ -28,7 +28,6 @@ from autotune.values.statistics import (
     trial_spread,
 )
 from autotune.values.trial import Measurement, Purpose, TrialResult
-from autotune.verification.attribution import put_back
 from autotune.verification.checks import Proof, ending
 
 # Finalists have at least this share of the leader's throughput in the search.

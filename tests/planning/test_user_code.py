@@ -20,13 +20,12 @@ from autotune.output.gather import command
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import request_of
 from autotune.planning.user_code import UserLoop, UserTrainer, code_of, space_of, without_launcher
-from autotune.space.knobs import changes, shown_changes
+from autotune.space.knobs import changes, put_back, shown_changes
 from autotune.storage.run_directory import RunDirectory
 from autotune.values.config import Allowance, Parallelism, TrainConfig
 from autotune.values.model import Task
 from autotune.values.trial import Description, Purpose
 from autotune.values.workload import STEP_FILE, LengthProfile, OwnCode, OwnFound, Workload
-from autotune.verification.attribution import put_back
 
 SCRIPT = ["python", "train.py"]
 
