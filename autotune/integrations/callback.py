@@ -137,7 +137,7 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self._begun: Any = None
         self._micro_steps = self._discarded = self._steps = 0
         self._total_s = self._waited_s = 0.0
-        self._watch = noise.watch(str(args.device))
+        self._watch = noise.watch(str(args.device), ranks=args.world_size > 1)
         self._watch.begin()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -11,6 +11,7 @@ from autotune.errors import AutotuneError
 from autotune.estimates.forecast import Traces
 from autotune.planning.options import SearchOptions, fields_by_name
 from autotune.planning.plan import SearchState
+from autotune.planning.user_code import DECIDED_BY_CODE
 from autotune.space.knobs import changes
 from autotune.storage.home import rates_of
 from autotune.storage.run_directory import RunDirectory, read_plan, trial_folders
@@ -70,7 +71,7 @@ def command(options: SearchOptions, code: OwnCode | None = None) -> str | None:
     asked = options.model_dump(by_alias=True)
     for name, field in fields_by_name(SearchOptions).items():
         value, option = asked[name], name.replace("_", "-")
-        if name == "model" or value == field.default:
+        if name == "model" or value == field.default or (code is not None and name in DECIDED_BY_CODE):
             continue
         if name == "memory":
             units = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1, ""))  # the largest that says it exactly

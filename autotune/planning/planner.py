@@ -186,7 +186,7 @@ def plan_from(
         baseline=baseline_of(workload, facts, start.of_baseline, arguments or start.arguments),
         objective=objective,
         soak=True,
-        loss_steps=0 if workload.recipe is not None and workload.recipe.kind.generates else loss_steps_of(options),
+        loss_steps=0 if workload.generates else loss_steps_of(options),
         loss_insisted=bool(options.check_loss),
         record=options.record and not start.is_shared,
         report_to=options.report_to,

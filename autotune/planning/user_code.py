@@ -132,14 +132,24 @@ _LEFT_TO_AUTOTUNE: dict[str, tuple[Any, ...]] = {
 }
 
 
+_OF_PYTHON = ("-u", "-B", "-s")  # options that don't change what a script computes
+
+# Launchers that are started as modules.
+_MODULES = {
+    **dict.fromkeys(("torch.distributed.run", "torch.distributed.launch"), ("torchrun",)),
+    "accelerate.commands.launch": ("accelerate", "launch"),
+}
+
+
 def without_launcher(command: Sequence[str]) -> tuple[list[str], int | Literal["all"] | None]:
     """Return a command line without torchrun or `accelerate launch`, and how many processes it starts; None: neither.
 
     InputError: the launcher can't read its options, or does more than start processes on this machine.
     """
     words, said = list(command), io.StringIO()
-    if words[1:3] == ["-m", "torch.distributed.run"]:
-        words[:3] = ["torchrun"]
+    at = next((at for at, word in enumerate(words) if at and word not in _OF_PYTHON), len(words))
+    if words[at : at + 1] == ["-m"] and (launcher := _MODULES.get("".join(words[at + 1 : at + 2]))):
+        words[: at + 2] = launcher
     words[:1] = [Path(word).name if Path(word).name in ("torchrun", "accelerate") else word for word in words[:1]]
     if words[:1] != ["torchrun"] and words[:2] != ["accelerate", "launch"]:
         return words, None
@@ -181,7 +191,7 @@ def code_of(command: Sequence[str]) -> OwnCode:
         here = Path(sys.executable).absolute().parent
         if "/" in first and (found is None or Path(found).absolute().parent != here):  # a bare name means this one
             raise InputError(f"{first}: another Python than autotune's ({sys.executable}); install autotune there")
-        while words and words[0] in ("-u", "-B", "-s"):  # they don't change what a script computes
+        while words and words[0] in _OF_PYTHON:
             words.pop(0)
     is_module = bool(words) and words[0] == "-m"
     words = words[1:] if is_module else words

@@ -27,7 +27,7 @@ from autotune.search.cost_model import check_fits, cost_model, learn, measured_m
 from autotune.search.earlier import EarlierSearches
 from autotune.search.sampler import CostModelSampler
 from autotune.search.tuner import SearchInterrupted, Tuner
-from autotune.space.knobs import changes, knobs, make_point
+from autotune.space.knobs import MICRO_BATCH, changes, knobs, make_point
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import record_writer
 from autotune.units import show_memory
@@ -111,7 +111,7 @@ def _allotted(fleet: Fleet, device: str, planned: Hardware | None) -> tuple[tupl
 def with_network(plan: SearchPlan, pool: RayPool) -> SearchPlan:
     """Return the plan with the rate between its machines as measured; InfrastructureError: they reach none."""
     most = Parallelism(world_size=plan.hardware.count or 1)
-    config = plan.baseline.model_copy(update={"parallelism": most})
+    config = plan.baseline.model_copy(update={"parallelism": most, MICRO_BATCH: 1})
     gb_s = pool.network_gb_s(request_of(plan, config, Purpose.BASELINE, number=0, timeout_s=network.LIMIT_S))
     note = f"each machine attains {gb_s:.3g} GB/s to the others, measured by all-reduces of all devices"
     return plan.model_copy(

@@ -277,11 +277,15 @@ class Workload(Value):
         """Return the samples of one optimizer step, all devices together."""
         return self.accumulation_steps(config) * config.per_device_train_batch_size * config.parallelism.data_parallel
 
+    @property
+    def generates(self) -> bool:
+        """Whether steps begin with samples that the model generates."""
+        code, recipe = self.own_code, self.recipe
+        return (code is not None and code.generates) or (recipe is not None and recipe.kind.generates)
+
     def runs_whole_steps(self, config: TrainConfig) -> bool:
         """Return whether trials run all micro-batches of a step, as the time of one says nothing about the others."""
-        code, recipe = self.own_code, self.recipe
-        generates = (code is not None and code.generates) or (recipe is not None and recipe.kind.generates)
-        return config.is_balanced or generates or self.own_step is not None
+        return config.is_balanced or self.generates or self.own_step is not None
 
     def warm_up_micro_steps(self, config: TrainConfig) -> int:
         """Return the micro-batches that a trial of whole steps runs in those before the measured ones.

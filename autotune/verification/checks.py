@@ -181,7 +181,7 @@ class Proof:
             return "with a free global batch, steps are not the same"
         if self._plan.workload.own_step is not None:
             return "whether your training loop reads its data in the same order is unknown"
-        if (recipe := self._plan.workload.recipe) is not None and recipe.kind.generates:
+        if self._plan.workload.generates:
             return "other completions have other losses"
         if not self._plan.loss_steps:
             return f"--check-loss {DEFAULT_LOSS_STEPS[Effort.STANDARD]} does it"
@@ -210,7 +210,8 @@ class Proof:
 
     def _losses_s(self) -> float:
         reference, best = self.reference(), self._history.best()
-        if not self._plan.loss_steps or reference is None or best is None or best.request.config == reference:
+        is_wanted = self._plan.loss_steps and not self._plan.workload.generates
+        if not is_wanted or reference is None or best is None or best.request.config == reference:
             return 0.0
         return 2 * self._loss_run_s(reference) + self._loss_run_s(best.request.config)
 

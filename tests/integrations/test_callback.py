@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer
 
 from autotune import AutotuneCallback
 from autotune.errors import InputError
+from autotune.execution import noise
 from autotune.integrations.callback import _PACKAGES, DISCARDED_STEPS, FILE_NAME, Production, Promise, differences
 from autotune.tuning_result import TuningResult
 from autotune.units import GIB
@@ -99,6 +100,15 @@ def test_the_promised_arguments_and_machine_give_no_reason(result, tmp_path):
     assert [reason for reason in report.reasons if not reason.startswith(elsewhere)] == []
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_other_ranks_of_a_training_are_no_other_processes(ranks, result, monkeypatch):
+    seen, watch = [], noise.watch
+    monkeypatch.setattr(noise, "watch", lambda device, **given: seen.append(given) or watch(device, **given))
+    arguments = SimpleNamespace(device=torch.device("cpu"), world_size=ranks)
+    AutotuneCallback(result).on_train_begin(arguments, None, None)
+    assert seen == [{"ranks": ranks > 1}]
+
+
 def test_an_answer_without_measurement_or_file_is_refused(result, tmp_path):
     nothing = result.model_copy(update={"best": result.best.model_copy(update={"measurement": None})})
     with pytest.raises(InputError, match="no measurement"):
@@ -114,6 +124,7 @@ class Course:
         self.clock = StepClock()
         self.callback = AutotuneCallback(result, clock=self.clock)
         self.args = SimpleNamespace(device=torch.device("cpu"), gradient_accumulation_steps=1, train_batch_size=8)
+        self.args.world_size = 1
         self.callback.on_train_begin(self.args, None, None)
         self.callback.on_epoch_begin(self.args, None, None)
 

@@ -73,6 +73,8 @@ def test_what_starts_no_script_of_this_python_is_refused(words, message):
     [
         ("torchrun --standalone --nproc-per-node 2 train.py --a 1", "python train.py --a 1", 2),
         ("python -m torch.distributed.run --nproc_per_node=gpu -m pack.train", "python -m pack.train", "all"),
+        ("python -u -m accelerate.commands.launch --num_processes 4 train.py -m x", "python train.py -m x", 4),
+        ("python3 -B -u -m torch.distributed.launch --nproc_per_node 2 train.py", "python train.py", 2),
         ("accelerate launch --num_processes 8 train.py --num_processes 3", "python train.py --num_processes 3", 8),
         ("accelerate launch --cpu -m pack.train", "python -m pack.train", 1),
         ("/usr/bin/torchrun --nproc_per_node 2 train.py", "python train.py", 2),
@@ -196,7 +198,7 @@ def test_arguments_that_no_search_can_start_from_are_refused_by_name(arguments, 
 
 
 def test_the_command_that_started_a_search_is_told_for_scripts_alone_and_can_be_typed_again():
-    options, module = SearchOptions(model="", memory_bytes=1 << 30), code_of(["python", "-m", "pack.train"])
+    options, module = SearchOptions(model="", memory_bytes=1 << 30, workers=1), code_of(["python", "-m", "pack.train"])
     code = code_of(["python", "train.py", "--name", "a b"])
     assert command(options, code) == "autotune script --memory 1GiB -- python train.py --name 'a b'"
     assert command(options, module).endswith("-- python -m pack.train")

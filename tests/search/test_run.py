@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+from types import SimpleNamespace
 
 import pytest
 from exporting import answer_of
@@ -26,7 +27,7 @@ from autotune.errors import InfrastructureError, InputError, MachineError
 from autotune.planning.options import SearchOptions
 from autotune.planning.planner import start_of
 from autotune.search.candidates import Candidates
-from autotune.search.run import backend_of, check_fleet, deliver, preview, wanted_file
+from autotune.search.run import backend_of, check_fleet, deliver, preview, wanted_file, with_network
 from autotune.search.sampler import CostModelSampler
 from autotune.space.file import load_space
 from autotune.tuning_result import load
@@ -53,6 +54,15 @@ two_cores = pytest.mark.skipif(CORES < 2, reason="needs two cores")
 def test_what_can_not_go_together_is_refused(fields, said):
     with pytest.raises(InputError, match=said):
         check_fleet(SearchOptions(model="m", **fields))
+
+
+def test_the_network_is_measured_with_all_devices_though_the_baseline_is_of_fewer():
+    plan = make_plan(hardware=make_gpu(count=16), workload=make_workload(global_batch_size=64))
+    assert plan.baseline.per_device_train_batch_size * 16 > 64
+    asked = []
+    pool = SimpleNamespace(network_gb_s=lambda request: asked.append(request.config.parallelism.world_size) or 12.5)
+    assert with_network(plan, pool).hardware.network_gb_s == 12.5
+    assert asked == [16]
 
 
 @pytest.mark.parametrize("workers", [None, 1])

@@ -18,7 +18,7 @@ from autotune.planning.plan import SearchState
 from autotune.values.budget import LossCurve, LossTask, ProfileTask, Soaked, SoakTask
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Memory, Outcome, Purpose, TrialStatus
-from autotune.values.workload import Recipe
+from autotune.values.workload import OwnCode, Recipe
 from autotune.verification.checks import LOSS_SHARE, Proof
 
 BASE, FAST = make_config(8), make_config(16)
@@ -172,6 +172,7 @@ def test_where_the_baseline_does_not_fit_the_largest_default_that_does_is_the_re
 
 
 GENERATING = Recipe(name="grpo", prompt_length=8, completion_length=8, generations=2)
+SAMPLING = OwnCode(kind="script", shown="grpo.py", command=("grpo.py",), directory="/", generates=True)
 ROUNDED = make_config(8, precision="bf16")
 
 
@@ -181,12 +182,14 @@ ROUNDED = make_config(8, precision="bf16")
         ([(BASE, OUT_OF_MEMORY), (ROUNDED, 20.0)], make_workload(), "neither the baseline nor"),
         ([(BASE, 10.0), (ROUNDED, 20.0)], make_workload(global_batch_size=None), "with a free global batch, steps"),
         ([(BASE, 10.0), (ROUNDED, 20.0)], make_workload(recipe=GENERATING), "other completions have other losses"),
+        ([(BASE, 10.0), (ROUNDED, 20.0)], make_workload(own_code=SAMPLING), "other completions have other losses"),
     ],
-    ids=["nothing to compare with", "free batch", "generating"],
+    ids=["nothing to compare with", "free batch", "generating", "generating code"],
 )
 def test_losses_that_can_not_be_compared_are_told(searched, workload, why):
     search = Search(searched, soak=False, workload=workload)
     assert search.proof.next(ROUNDED) is None
+    assert search.proof.expected_s() == 0 or not workload.generates
     (gap,) = search.proof.gaps(ROUNDED)
     assert gap.startswith("losses were not compared with the baseline's: ")
     assert why in gap
