@@ -84,11 +84,12 @@ def listed(context: typer.Context, as_json: Json = False) -> None:
     if context.invoked_subcommand is not None:
         return
 
-    from autotune.output.listings import history_rows, history_table
+    from autotune.output.listings import history_table
 
     database = _database()
-    found = history_rows(database.searches())
-    console.show(found, history_table(found, database.where), as_json=as_json)
+    found = database.searches()
+    rows = [s.model_dump(mode="json") | {"best": s.best_samples_per_second, "trials": len(s.trials)} for s in found]
+    console.show(rows, history_table(found, database.where), as_json=as_json)
 
 
 @history.command()
@@ -134,7 +135,6 @@ def report(
     run_dir: Annotated[Path, typer.Argument(help="Run directory of a search, finished or not.")],
     form: Annotated[Literal["html", "json"] | None, typer.Option("--format", help="[as --out ends, or html]")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write [RUN_DIR/report.html].")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the name of the file alone.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write what a search found as one HTML page, or as JSON."""
@@ -151,8 +151,6 @@ def report(
         (write_bytes if out is None else save_bytes)(content.encode(), path)
     if as_json:
         console.print_json({"file": str(path), "format": chosen, "answer": answer(found)})
-    elif quiet:
-        console.print_text(str(path))
     else:
         console.print_text(answer(found), f"written: {path}")
 
@@ -209,7 +207,6 @@ def export(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File, or a directory; for all a directory.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the names of the files alone.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write the best configuration as a script, or as files that other tools read."""
@@ -226,8 +223,7 @@ def export(
         if as_json:
             raise InputError("--json lists the files that were written, so it needs --output")
         sys.stdout.write(found[to].text)
-        if not quiet:
-            console.print_text(*(f"not expressed: {line}" for line in found[to].lost), file=sys.stderr)
+        console.print_text(*(f"not expressed: {line}" for line in found[to].lost), file=sys.stderr)
         return
     folder = output
     if to != targets.ALL:  # a single file, which goes there as it is called, or under another name
@@ -240,8 +236,6 @@ def export(
         lost = {target: draft.lost for target, draft in found.items() if draft.lost}
         document = {"files": list(map(str, made.paths)), "launch": made.launch, "not_expressed": lost}
         console.print_json({**document, "left_out": left_out, **({"note": missing} if missing else {})})
-    elif quiet:
-        console.print_text(*map(str, made.paths))
     else:
         lines = [*(f"written: {file}" for file in made.paths), *(f"launch:  {command}" for command in made.launch)]
         lines += [f"note:    {missing}"] if missing else []

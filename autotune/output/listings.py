@@ -1,7 +1,6 @@
 """Tables within 80 columns: models, GPUs, search spaces, rates, findings of the doctor, dry runs and the record."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -86,23 +85,14 @@ def preview_table(found: Preview) -> RenderableType:
     return Group(*parts, *map(Text, refused))
 
 
-_HISTORY = ("key", "when", "model", "workload", "device", "best_samples_per_second", "trials")
-
-
-def history_rows(searches: Sequence[RecordedSearch]) -> list[dict[str, Any]]:
-    rows = ((s.key, s.started, s.model, s.shape, s.device, s.best_samples_per_second, len(s.trials)) for s in searches)
-    return [dict(zip(_HISTORY, row, strict=True)) for row in rows]
-
-
-def history_table(found: Sequence[dict[str, Any]], where: str) -> RenderableType:
+def history_table(found: Sequence[RecordedSearch], where: str) -> RenderableType:
     if not found:
         return Text(f"nothing is recorded in {where} yet; `autotune find` does so")
     rows = []
-    for row in found:
-        best = row["best_samples_per_second"]
-        told = {"when": row["when"][:16].replace("T", " "), "best_samples_per_second": show_rate(best) if best else ""}
-        rows.append([visible(str(value)) for value in {**row, **told}.values()])  # when: to the minute, in UTC
-    figures = ("best\nsamples/s", "trials")
-    headings = ("key", "when", "model", "workload", "device", *figures)
+    for search in found:
+        started, best = search.started[:16].replace("T", " "), search.best_samples_per_second  # to the minute, in UTC
+        figures = show_rate(best) if best else "", str(len(search.trials))
+        rows.append((*map(visible, (search.key, started, search.model, search.shape, search.device)), *figures))
+    headings = ("key", "when", "model", "workload", "device", "best\nsamples/s", "trials")
     note = "A search whose key is here measures its baseline and the old winner first."
-    return Group(table_of(headings, rows, right=figures, title=f"recorded in {where}"), Text(note))
+    return Group(table_of(headings, rows, right=headings[-2:], title=f"recorded in {where}"), Text(note))

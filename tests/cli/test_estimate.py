@@ -112,8 +112,15 @@ def test_every_knob_reaches_the_configuration(estimate):
     )  # fmt: skip
     config = TrainConfig(**json.loads(done.stdout)["predicted"]["config"])
     defaults = TrainConfig(per_device_train_batch_size=8, adapter=type(config.adapter)())
-    elsewhere = {"experts_implementation", "experts_per_token", "expert_capacity", "packing", "use_liger_kernel"}
-    elsewhere |= {"own", "parallelism", "generation_batch_size", "precompute_ref_log_probs", "activation_memory_budget"}
+    elsewhere = {"experts_implementation", "experts_per_token", "expert_capacity", "packing", "pad_to_multiple_of"}
+    elsewhere |= {
+        "use_liger_kernel",
+        "own",
+        "parallelism",
+        "generation_batch_size",
+        "precompute_ref_log_probs",
+        "activation_memory_budget",
+    }
     given = TrainConfig.model_fields.keys() - elsewhere  # what only other models, data or installations have
     assert not [name for name in given if getattr(config, name) == getattr(defaults, name)]
     fields = type(config.adapter).model_fields.keys() - {"kind"}

@@ -84,10 +84,10 @@ def test_searches_are_listed_with_their_best(run, filled):
     output = run().stdout
     for text in (GPT2.key, "2026-11-20 12:00", "openai-community/gpt2", "causal-lm, sequence 128", "a CPU"):
         assert text in output
-    told = {(row["model"], row["when"]): row for row in json.loads(run("--json").stdout)}
+    told = {(row["model"], row["started"]): row for row in json.loads(run("--json").stdout)}
     assert told.keys() == {(search.model, search.started) for search in (GPT2, AGAIN, T5)}
     gpt2 = told[GPT2.model, GPT2.started]
-    assert (gpt2["key"], gpt2["trials"], gpt2["best_samples_per_second"]) == (GPT2.key, 3, 25.0)
+    assert (gpt2["key"], gpt2["trials"], gpt2["best"]) == (GPT2.key, 3, 25.0)
 
 
 @pytest.mark.parametrize(("arguments", "left"), [((GPT2.key,), {"c"}), (("--all",), set())])
