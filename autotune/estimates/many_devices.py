@@ -48,7 +48,7 @@ def ways(devices: int, per_node: int, facts: ModelFacts, point: Mapping[str, Sca
     fields += [{"sharding": s, "replicas": count} for count in copies for s in ("fsdp_full", "fsdp_grad_op")]
     every = [Parallelism(world_size=devices, **way) for way in fields]
     written = {k.removeprefix(PREFIX): v for k, v in point.items() if k.startswith(PREFIX)}
-    given = Parallelism.model_validate(written).model_dump(include=set(written))
+    given = {name: getattr(Parallelism.model_validate(written), name) for name in written}
     settled = ("ddp_bucket_cap_mb", "ddp_static_graph", "wrapping")
     rest = {name: given.pop(name) for name in settled if name in given}
     agreeing = (way for way in every if all(getattr(way, name) == value for name, value in given.items()))

@@ -11,12 +11,12 @@ from autotune.values.estimate import MemoryBreakdown
 
 
 def vllm_note(memory: MemoryBreakdown, profile: Profile, device_bytes: int, completions: int) -> str | None:
-    """Return which shares leave the training its room; None: the profile's recipe generates nothing.
+    """Return which shares leave the training its room; None: its recipe generates nothing, or no keys are kept.
 
     `memory`: of the training that generates by transformers; `completions`: of a step.
     """
     how = profile.generation
-    if how is None:
+    if how is None or not how.cached_bytes(1):
         return None
     trains = max(phase.allocated_bytes for phase in memory.phases if phase.name != "generation")
     beyond = memory.device_peak_bytes - memory.allocated_peak_bytes

@@ -311,10 +311,12 @@ def _knobs(config: TrainConfig) -> set[tuple[str, object]]:
     return set(zip(KNOBS, knob_values(config), strict=True))
 
 
-def failures(history: History) -> dict[str, list[TrainConfig]]:
-    """Return the configurations that failed for another reason than memory, by cause."""
+def failures(history: History, *, excused: bool = False) -> dict[str, list[TrainConfig]]:
+    """Return the configurations that failed for another reason than memory, by cause, if wanted `excused` ones too."""
     found: dict[str, list[TrainConfig]] = {}
     for result in history.results:
+        if result.is_excused and not excused:
+            continue
         if result.outcome.kind == "failure" and result.status is not TrialStatus.OUT_OF_MEMORY:
             found.setdefault(result.outcome.cause, []).append(result.request.config)
     return found
@@ -324,7 +326,8 @@ def common_cause(history: History) -> str | None:
     """Return the cause that `SAME_FAILURES` trials have in common, if no trial has completed."""
     if history.best() is not None:
         return None
-    return next((cause for cause, configs in failures(history).items() if len(configs) >= SAME_FAILURES), None)
+    found = failures(history, excused=True).items()
+    return next((cause for cause, configs in found if len(configs) >= SAME_FAILURES), None)
 
 
 def proposals(space: SearchSpace, history: History) -> Iterator[Point]:

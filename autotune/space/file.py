@@ -16,7 +16,7 @@ from autotune.training.adapters import ATTENTION_MODULES, IA3_MODULES
 from autotune.value import Value, read_named
 from autotune.values.budget import Effort
 from autotune.values.config import Scalar
-from autotune.values.model import EXPERTS_IMPLEMENTATIONS, HUB_EXPERTS, ModelFacts, Task
+from autotune.values.model import EXPERTS_IMPLEMENTATIONS, ModelFacts, Task
 
 
 def _listed(value: Any) -> Any:
@@ -156,13 +156,12 @@ def facts_for(space: SpaceFile) -> ModelFacts:
     """Return the facts about the model of a user's own loop, which is assumed to support all parameters."""
     named = set(space.parameters)
     has_experts = bool(named & {"experts_implementation", "experts_per_token", "expert_capacity"})
-    ways = EXPERTS_IMPLEMENTATIONS if has_experts else ()
     return ModelFacts(
         task=Task.OWN,
         parameters=0,
         attn_implementations=ATTENTION if "attn_implementation" in named else (),
         experts=8 if has_experts else 0,
-        experts_implementations=tuple(kind for kind in ways if kind not in HUB_EXPERTS),
+        experts_implementations=EXPERTS_IMPLEMENTATIONS if has_experts else (),
         experts_per_token=2 if has_experts else None,
         supports_checkpointing=True,
         has_dropout=True,  # it may; compiling then changes the random numbers

@@ -12,7 +12,7 @@ from autotune.training.adapters import ATTENTION_MODULES, EXPERT_PARAMETERS, IA3
 from autotune.training.arguments import compiler_refuses_tf32
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import TF32_VARIABLE, Hardware
-from autotune.values.model import FLASH_PACKAGES, HUB_EXPERTS, ModelFacts, Task
+from autotune.values.model import FLASH_PACKAGES, ModelFacts, Task
 from autotune.values.techniques import CHECKPOINTING, OPTIMIZERS, Adapter, PrefixAdapter
 from autotune.values.workload import Workload
 
@@ -167,10 +167,6 @@ def _experts(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
     if kind is not None and kind not in facts.experts_implementations:
         has = "computes experts in its own way" if facts.experts else "has no experts"
         yield f"{workload.model.model_type} {has}: transformers offers no experts_implementation {kind} for it"
-    if kind in HUB_EXPERTS and "kernels" not in hardware.versions:
-        yield f"experts_implementation {kind} needs the package kernels and its kernel cached"
-    if kind in HUB_EXPERTS and hardware.is_cpu:
-        yield f"experts_implementation {kind} needs a CUDA device"
     for name, own in (("experts_per_token", facts.experts_per_token), ("expert_capacity", facts.expert_capacity)):
         if getattr(config, name) is not None and own is None:
             yield f"{workload.model.model_type} has no {name} to set"

@@ -265,7 +265,7 @@ class History:
         self.results.append(result)
         self._by_config[config] = result
         self._ranking = None
-        if result.status is TrialStatus.OUT_OF_MEMORY:
+        if result.status is TrialStatus.OUT_OF_MEMORY and not result.is_excused:
             self.shortages.append(result)
 
     def with_results(self, results: Iterable[TrialResult]) -> History:

@@ -53,7 +53,7 @@ def variables(gpu: Gpu, store: Path, state: Path, *, devices: int, context_bytes
         "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",  # of compute capability 9.0: cuDNN's attention isn't there
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(devices))),
         "FAKECUDA_DEVICES": str(devices),
-        "FAKECUDA_NAME": gpu.nvml_names[0],
+        "FAKECUDA_NAME": (*gpu.nvml_names, gpu.name)[0],
         "FAKECUDA_CC": f"{major}.{minor}",
         "FAKECUDA_SMS": str(_MULTIPROCESSORS.get(gpu.capability, 108)),
         "FAKECUDA_CONTEXT": str(round(context_bytes)),

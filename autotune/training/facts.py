@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.training.inputs import IMAGES, is_vision
 from autotune.values.model import EXPERTS_IMPLEMENTATIONS, ModelFacts, Task
+from autotune.values.techniques import why_not
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +48,8 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
     config, experts, model_type = model.config.get_text_config(), experts_of(model.config), model.config.model_type
     implementations: tuple[str, ...] = ()
     if experts and model._can_set_experts_implementation():  # otherwise the class has only its own
-        default = config._experts_implementation
-        implementations = (default, *(kind for kind in EXPERTS_IMPLEMENTATIONS if kind != default))
+        every = dict.fromkeys((config._experts_implementation, *EXPERTS_IMPLEMENTATIONS))
+        implementations = tuple(kind for kind in every if why_not("experts_implementation", kind) is None)
     # peft's prefixes fit if the head passes a cache on (`cache` from transformers 5.24 on), and its heads make up the
     # hidden size: in T5's larger sizes `d_kv` times `num_heads` is more than `d_model`, by which peft reshapes.
     passes_cache = bool({"past_key_values", "cache"} & inspect.signature(type(model).forward).parameters.keys())

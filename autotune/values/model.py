@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from autotune.value import Value
+from autotune.values.techniques import HUB_EXPERTS
 
 
 class Task(StrEnum):
@@ -90,8 +91,7 @@ def _kernels_in(value: Any, *, is_name: bool = False) -> Iterator[str]:
 FLASH_PACKAGES = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
 
 # Implementations of experts in transformers 5 (`ExpertsInterface` in integrations/moe.py).
-EXPERTS_IMPLEMENTATIONS = ("grouped_mm", "batched_mm", "eager", "deepgemm", "sonicmoe")
-HUB_EXPERTS = frozenset({"deepgemm", "sonicmoe"})  # kernels from the hub
+EXPERTS_IMPLEMENTATIONS = ("grouped_mm", "batched_mm", "eager")
 
 
 class ModelFacts(Value):

@@ -78,6 +78,9 @@ _REASONS = {
 }
 
 
+HUB_EXPERTS = frozenset({"deepgemm", "sonicmoe"})  # kernels from the hub
+
+
 def why_not(parameter: str, value: object) -> str | None:
     if not isinstance(value, str):
         return None
@@ -86,7 +89,8 @@ def why_not(parameter: str, value: object) -> str | None:
             "quantization-aware training is not offered (transformers' Trainer has no way to it, torchao's is a recipe "
             "of its own); nf4 or int8 train an adapter on packed weights"
         )
-    if parameter in ("attn_implementation", "experts_implementation") and "/" in value:
+    is_kernel = parameter in ("attn_implementation", "experts_implementation")
+    if is_kernel and ("/" in value or value in HUB_EXPERTS):
         return "kernels of a repository on the hub are not offered: its code would run by name alone"
     reason = _REASONS.get((parameter, value.lower()))
     if reason is None and parameter == "optim" and value not in OPTIMIZERS:

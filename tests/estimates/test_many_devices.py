@@ -206,6 +206,7 @@ def test_fsdp_may_keep_a_replica_on_each_node_or_as_many_as_are_given():
     assert {(w.sharding, w.replicas) for w in ways_of() if w.replicas > 1} == {("fsdp_full", 8), ("fsdp_grad_op", 8)}
     assert {w.replicas for w in ways_of(devices=8, per_node=8)} == {1}
     assert {w.replicas for w in ways_of(devices=8, per_node=8, replicas=2)} == {2}
+    assert {w.replicas for w in ways_of(replicas=1)} == {1}
 
 
 def test_given_knobs_are_kept_and_sequence_parallel_stays_inside_a_node_and_beside_shards():

@@ -25,7 +25,7 @@ from profiles import MB, make_family, make_model, make_profile, make_rates, make
 
 from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan
-from autotune.search.candidates import SAME_FAILURES, Candidates, common_cause, proposals
+from autotune.search.candidates import SAME_FAILURES, Candidates, common_cause, failures, proposals
 from autotune.space.space import History, SearchSpace
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import Parallelism, TrainConfig
@@ -357,6 +357,16 @@ def test_one_cause_of_many_different_configurations_is_not_theirs_unless_one_com
     assert common_cause(history) == CRASHED.cause
     history.add(make_result(make_config(precision="bf16"), 10.0))
     assert common_cause(history) is None
+
+
+def test_failures_of_the_device_count_against_no_configuration_and_end_a_search_on_a_dead_one():
+    history, failed = History(), CRASHED.model_copy(update={"device_failed": True})
+    for size in (1, 2, 4, 8, 16)[:SAME_FAILURES]:
+        history.add(make_result(make_config(size), failed))
+    crowded = OUT_OF_MEMORY.model_copy(update={"crowded_out": True})
+    history.add(make_result(make_config(32), crowded))
+    assert (failures(history), history.shortages) == ({}, [])
+    assert common_cause(history) == CRASHED.cause
 
 
 def test_what_shares_a_knob_with_two_that_crashed_alike_comes_after_what_does_not():

@@ -28,7 +28,7 @@ def without(hardware, package: str):
 
 
 FLASH_3 = make_facts(attn_implementations=("sdpa", "flash_attention_3"))
-MOE = make_facts(experts=8, experts_implementations=("grouped_mm", "eager", "sonicmoe"), experts_per_token=2)
+MOE = make_facts(experts=8, experts_implementations=("grouped_mm", "eager"), experts_per_token=2)
 
 
 LINEAR = ("q_proj", "v_proj", "down_proj")
@@ -142,7 +142,6 @@ ILLEGAL = [
     (why(torch_compile_backend="aot_eager", torch_compile_mode="default"), "modes of torch.compile are inductor's"),
     (why(experts_implementation="grouped_mm"), "llama has no experts"),
     (why(facts=make_facts(experts=8), experts_implementation="eager"), "llama computes experts in its own way"),
-    (why(facts=MOE, experts_implementation="sonicmoe"), "needs the package kernels"),
     (why(facts=MOE, experts_per_token=9), "9 experts a token are more than the 8 of a layer"),
     (why(facts=MOE, expert_capacity=64), "llama has no expert_capacity to set"),
     (why(experts_per_token=1), "llama has no experts_per_token to set"),

@@ -123,6 +123,8 @@ def test_kernels_of_the_hub_are_no_value_of_a_knob():
     for field in ("attn_implementation", "experts_implementation"):
         with pytest.raises(ValidationError, match="kernels of a repository on the hub are not offered"):
             make_config(**{field: "evil/kernel"})
+    with pytest.raises(ValidationError, match="kernels of a repository on the hub are not offered"):
+        make_config(experts_implementation="sonicmoe")
     with pytest.raises(ValidationError):
         make_plan(baseline={**make_config().model_dump(), "attn_implementation": "evil/kernel"})
 

@@ -104,6 +104,12 @@ def test_texts_end_with_the_first_end_token_of_the_vocabulary(end, last):
     assert not isinstance(end, list) or 8 not in ids
 
 
+def test_long_texts_are_few():
+    data, _ = synthetic(Task.CAUSAL_LM, sequence_length=1 << 20, samples=20)
+    assert data.source.rows["input_ids"].shape == (16, 1 << 20)
+    assert torch.equal(data[3]["input_ids"], data[19]["input_ids"])
+
+
 @pytest.mark.parametrize(("length", "masked"), [(100, 15), (1, 1)])
 def test_fifteen_percent_of_the_positions_have_labels_their_own_ids(length, masked):
     data, _ = synthetic(Task.MASKED_LM, sequence_length=length)
