@@ -106,12 +106,15 @@ def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]], *, spread: float
     signed-rank test: of twelve pairs or more, one may be disturbed at will. It is widened for influences that a process
     keeps for its life, such as the place of its memory: by Student's t of the prior `spread` pooled with that of pairs.
     """
+    import numpy as np
+
     logs = [[math.log(a / b) for a, b in run] for run in runs if run]
-    flat = [log for run in logs for log in run]
-    averages = sorted((x + y) / 2 for i, x in enumerate(flat) for y in flat[i:])
-    if not averages:
+    flat = np.array([log for run in logs for log in run])
+    one, other = np.triu_indices(len(flat))
+    averages = np.sort((flat[one] + flat[other]) / 2)  # thousands of turns have millions
+    if not len(averages):
         return Comparison(math.nan, Interval(low=0.0, high=math.inf))
-    middle = statistics.median(averages)
+    middle = float(np.median(averages))
     count = len(flat)
     # The number of Walsh averages below the interval, by the normal approximation of the signed-rank distribution.
     outside = round(count * (count + 1) / 4 - 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24))
@@ -122,7 +125,7 @@ def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]], *, spread: float
     degrees = PROCESS_PAIRS - 1 + len(logs) - 1
     deviation = math.sqrt(((PROCESS_PAIRS - 1) * spread**2 + squares) / degrees)
     kept_for_life = t95(degrees) * deviation / math.sqrt(len(logs))
-    below, above = middle - averages[outside - 1], averages[-outside] - middle
+    below, above = middle - float(averages[outside - 1]), float(averages[-outside]) - middle
     low, high = middle - math.hypot(below, kept_for_life), middle + math.hypot(above, kept_for_life)
     return Comparison(math.exp(middle), Interval(low=math.exp(low), high=math.exp(high)))
 
