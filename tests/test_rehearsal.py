@@ -17,7 +17,8 @@ from autotune.output.rehearsal_table import cards_table, rehearsal_table
 from autotune.output.terminal import Console
 from autotune.rehearsal import rehearse_on_all
 from autotune.space.knobs import changes
-from autotune.values.catalogue import gpus
+from autotune.stand_in import device
+from autotune.values.catalogue import gpu_named, gpus
 from autotune.values.rehearsal import Lever, Rehearsal, chance_to_fit
 from autotune.values.trial import Alive, Memory, PeakParts
 
@@ -153,6 +154,12 @@ def test_a_capability_that_the_script_cannot_train_on_costs_the_others_nothing(m
 def test_a_gpu_that_the_stand_in_does_not_have(gpu, tmp_path):
     with pytest.raises(InputError, match=f"--gpu {gpu}: .* from T4 on"):
         rehearse(gpu=gpu, script=["python", "train.py"])
+
+
+def test_a_gpu_that_nvml_has_no_known_name_of_is_stood_in_by_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(device, "libraries", lambda store: store)
+    gpu = gpu_named("rtx-3080-12gb")
+    assert device.variables(gpu, tmp_path, tmp_path, devices=1, context_bytes=0.0)["FAKECUDA_NAME"] == gpu.name
 
 
 @pytest.mark.parametrize("devices", ["all", 65, "0", "two"])

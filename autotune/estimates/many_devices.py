@@ -165,7 +165,6 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
         device=target.device,
         devices=devices,
         nodes=nodes,
-        link_gb_s=network.link / 1e9,
         network_gb_s=None if nodes == 1 else network.node / 1e9,
         host_memory_bytes=host_memory_bytes,
         rows=tuple(rows),

@@ -160,7 +160,6 @@ class SpreadReport(EstimateReport):
     device: Device
     devices: int
     nodes: int
-    link_gb_s: float = Field(description="attained between devices of a node, 10^9 bytes/s one way")
     network_gb_s: float | None = Field(description="the same between nodes; None: there is one node")
     host_memory_bytes: int | None = Field(description="memory of a node; None: not known, and taken as enough")
     rows: tuple[SpreadRow, ...]

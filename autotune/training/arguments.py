@@ -72,12 +72,13 @@ def arguments_of(config: TrainConfig, workload: Workload, hardware: Hardware, so
 
 def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[str, Any]:
     arguments: dict[str, Any] = {
-        name: getattr(config, name)
-        for name, (knob, field) in _ONE_TO_ONE.items()
-        if knob.argument == "always" or getattr(config, name) != field.default
-    }
-    arguments |= {
+        "per_device_train_batch_size": config.per_device_train_batch_size,
         "gradient_accumulation_steps": workload.accumulation_steps(config),
+    }
+    for name, (knob, field) in _ONE_TO_ONE.items():
+        if knob.argument == "always" or getattr(config, name) != field.default:
+            arguments[name] = getattr(config, name)
+    arguments |= {
         "bf16": config.mixed_precision == "bf16",
         "fp16": config.mixed_precision == "fp16",
         "dataloader_persistent_workers": config.dataloader_num_workers > 0,
@@ -99,8 +100,6 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
         arguments.pop("torch_compile_mode", None)
     if (recipe := workload.recipe) is not None:
         arguments |= _of_trl(recipe, config, workload.sequence_length) | _under_old_name(arguments)
-    place = {name: i for i, name in enumerate(_ORDER)}
-    arguments = dict(sorted(arguments.items(), key=lambda item: place.get(item[0], len(place))))
     spread = config.parallelism
     if spread.tensor_parallel > 1:  # transformers shards the model, and can't resume what it has sharded
         return arguments | {"save_only_model": True}
@@ -302,15 +301,6 @@ _HARNESS: dict[str, Any] = {
 }
 
 _ONE_TO_ONE = {name: known for name, known in KNOBS.items() if known.knob.argument is not None}
-
-# The order in which arguments are written; what isn't named follows.
-_ORDER = (
-    "per_device_train_batch_size", "gradient_accumulation_steps", "optim", "bf16", "fp16", "dataloader_num_workers",
-    "dataloader_pin_memory", "dataloader_persistent_workers", "train_sampling_strategy", "gradient_checkpointing",
-    "gradient_checkpointing_kwargs", "activation_checkpointing", "activation_checkpointing_kwargs",
-    "optim_target_modules", "tf32", "dataloader_prefetch_factor", "use_cpu", "use_liger_kernel", "torch_compile",
-    "torch_compile_backend", "torch_compile_mode",
-)  # fmt: skip
 
 # Defaults of TrainingArguments (a test compares them) that a configuration needn't name.
 _DEFAULTS: dict[str, Any] = {
