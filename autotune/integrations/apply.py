@@ -59,10 +59,11 @@ def run(code: OwnCode, result: ResultData) -> None:
     arguments = {**overrides(mapping, result.workload), **soaked}
 
     seen: list[int] = []  # parameters of the model as the code made it
+    padded = result.best.config.pad_to_multiple_of
 
     def made(trainer: Any) -> None:
-        if result.best.config.pad_to_multiple_of is not None:
-            trainer.data_collator.pad_to_multiple_of = result.best.config.pad_to_multiple_of
+        if padded is not None and hasattr(trainer.data_collator, "pad_to_multiple_of"):
+            trainer.data_collator.pad_to_multiple_of = padded
         if others := "; ".join(other_training(result, trainer, seen[-1] if seen else None)):
             sys.stderr.write(visible(f"autotune: the answer was found for another training: {others}") + "\n")
         if result.best.measurement is not None:  # otherwise there is no promise to compare with
@@ -95,7 +96,9 @@ def other_training(result: ResultData, trainer: Any, parameters: int | None) -> 
     workload, known = result.workload, result.facts.parameters
     if parameters is not None and known and parameters != known:
         yield f"a model of {known:,} parameters, not {parameters:,}"
-    own = as_written(trainer.args)
+    padded, own = result.best.config.pad_to_multiple_of, as_written(trainer.args)
+    if padded not in (None, getattr(trainer.data_collator, "pad_to_multiple_of", None)):
+        yield f"batches in multiples of {padded} tokens, which your data collator doesn't make"
     batch, devices = _samples(result, own), result.best.config.parallelism.world_size
     if workload.global_batch_size not in (None, batch):
         split = f"{own[_MICRO_BATCH]} x {own[_ACCUMULATION]}{f' on {devices} devices' * (devices > 1)}"

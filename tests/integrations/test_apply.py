@@ -101,6 +101,13 @@ def test_a_second_training_of_the_script_keeps_its_samples_a_step(answer, here, 
     assert split in capfd.readouterr().out
 
 
+def test_a_collator_that_does_not_pad_to_multiples_is_said_to_be_one(answer, here, capfd):
+    write(here, LLAMA_SCRIPT)
+    path = answer(make_config(4, attn_implementation=None, pad_to_multiple_of=16), measurement=None)
+    run(*prepared(path, ["python", "train.py", "--output_dir", "out", "--max_steps", "1", "--disable_tqdm", "True"]))
+    assert "; batches in multiples of 16 tokens, which your data collator doesn't make" in capfd.readouterr().err
+
+
 def test_an_answer_for_other_texts_is_said_to_be_one(answer, here, capfd):
     write(here, LLAMA_SCRIPT)
     path = answer(make_config(4, attn_implementation=None), measurement=None)
