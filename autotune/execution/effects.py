@@ -242,7 +242,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
     def _pad_to_multiple_of(self) -> str:
         asked = self._config.pad_to_multiple_of or 1
-        batch = self._loader.collate_fn([self._trainer.train_dataset[0]]) if asked > 1 else {}
+        batch = self._loader.collate_fn([self._loader.dataset[0]]) if asked > 1 else {}
         widths = {value.shape[1] for value in batch.values() if getattr(value, "ndim", 0) == 2}
         _require(not any(width % asked for width in widths), f"multiples of {asked} were asked for, not {widths}")
         return f"to multiples of {asked}" if asked > 1 else "to the longest"

@@ -135,7 +135,7 @@ _LEFT_TO_AUTOTUNE: dict[str, tuple[Any, ...]] = {
 _OF_PYTHON = ("-u", "-B", "-s")  # options that don't change what a script computes
 
 # Launchers that are started as modules.
-_MODULES = {
+_LAUNCHER_MODULES = {
     **dict.fromkeys(("torch.distributed.run", "torch.distributed.launch"), ("torchrun",)),
     "accelerate.commands.launch": ("accelerate", "launch"),
 }
@@ -148,7 +148,7 @@ def without_launcher(command: Sequence[str]) -> tuple[list[str], int | Literal["
     """
     words, said = list(command), io.StringIO()
     at = next((at for at, word in enumerate(words) if at and word not in _OF_PYTHON), len(words))
-    if words[at : at + 1] == ["-m"] and (launcher := _MODULES.get("".join(words[at + 1 : at + 2]))):
+    if words[at : at + 1] == ["-m"] and (launcher := _LAUNCHER_MODULES.get("".join(words[at + 1 : at + 2]))):
         words[: at + 2] = launcher
     words[:1] = [Path(word).name if Path(word).name in ("torchrun", "accelerate") else word for word in words[:1]]
     if words[:1] != ["torchrun"] and words[:2] != ["accelerate", "launch"]:

@@ -149,7 +149,8 @@ def _random_ids(random: np.random.Generator, length: int, config: Any) -> NDArra
     special = [i for name in ("pad_token_id", "eos_token_id", "bos_token_id") for i in special_ids(config, name)]
     special += [i for name in ("image_token_id", "video_token_id") if (i := getattr(config, name, None)) is not None]
     ordinary = np.setdiff1d(np.arange(config.get_text_config().vocab_size, dtype=np.int32), special)
-    rows = random.choice(ordinary, size=(max(8, min(SYNTHETIC_SAMPLES, (1 << 24) // length)), length))
+    count = max(8, min(SYNTHETIC_SAMPLES, (1 << 24) // length))  # few of a million tokens
+    rows = random.choice(ordinary, size=(count, length))
     end = [i for i in special_ids(config, "eos_token_id") if i < config.get_text_config().vocab_size]
     if end:  # a config made for a smaller vocabulary may name one beyond it
         rows[:, -1] = end[0]
