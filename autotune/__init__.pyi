@@ -200,5 +200,5 @@ def estimate(
 
     Raises:
         InputError: An argument can't be used, or the device or the model can't run the configuration.
-        MachineError: The device isn't present, or its rates aren't known.
+        MachineError: The device isn't present.
     """

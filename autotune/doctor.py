@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autotune.cost.rates import calibrate, known_rates
+from autotune.cost.rates import rates_by_table
 from autotune.execution.environment import ENVIRONMENT
-from autotune.storage.home import rates_path, read_rates, writable, write_rates
+from autotune.storage.home import read_timings
 from autotune.units import show_memory
 from autotune.value import Value
-from autotune.values.conditions import other_processes
 from autotune.values.estimate import Rates
 from autotune.values.hardware import Hardware, cuda_count, detect, why_untuned
 
@@ -81,38 +80,21 @@ class Report(Value):
     hardware: Hardware
     findings: tuple[Finding, ...]
     versions: dict[str, str]  # of installed packages
-    rates: Rates | None = None  # as measured, if any are stored
-    rates_file: str | None = None
-    table_rates: Rates | None = None  # of data sheets, used if none were measured
+    rates: Rates  # by which times are predicted where no operator was measured
 
 
-def examine(device: str = "auto", *, measure: bool = False) -> Report:
-    """Return what `device` ('auto', 'cpu', 'cuda', 'cuda:N') and this installation can do.
-
-    `measure`: measure the device's rates, which takes seconds, and store them. Raises as
-    `autotune.values.hardware.detect` and `autotune.cost.rates.calibrate`; InputError: the rates can't be stored.
-    """
+def examine(device: str = "auto") -> Report:
+    """Return what `device` ('auto', 'cpu', 'cuda', 'cuda:N') and this installation can do; raises as `detect`."""
     hardware = detect(device)
-    busy: list[int] = []
-    if measure:
-        writable("rates")  # fails before the measurement rather than after it
-        busy = other_processes(hardware)
-        write_rates(calibrate(hardware), hardware)
-    rates = read_rates(hardware)
-    if rates is None:
-        kept = "none kept for this device; autotune doctor --calibrate measures them in seconds"
-    else:
-        beside = f"; measured beside {len(busy)} busy process(es), which makes them low" if busy else ""
-        kept = f"kept in {rates_path(hardware)}{beside}"
-    measured = Finding(name="measured rates", available=rates is not None, detail=kept)
+    rates, is_measured = rates_by_table(hardware), read_timings(hardware) is not None
+    kept = "of this device are kept" if is_measured else f"none yet, a search measures them; until then {rates.source}"
+    measured = Finding(name="measured operators", available=is_measured, detail=kept)
     return Report(
         machine=f"{hardware.name}, {show_memory(hardware.memory_bytes)}, {hardware.cores} cores",
         hardware=hardware,
         findings=(*_findings(hardware, _libraries()), measured),
         versions=hardware.versions,
         rates=rates,
-        rates_file=str(rates_path(hardware)) if rates else None,
-        table_rates=known_rates(hardware),
     )
 
 

@@ -32,7 +32,7 @@ from pathlib import Path
 
 from pack import configurations as table
 from pack.configurations import Configuration
-from pack.machine import calibrate, check_visible, look_at_machine, preset_tf32, share_device, start_launcher
+from pack.machine import check_visible, look_at_machine, preset_tf32, share_device, start_launcher
 from pack.report import TOLERANCE_BYTES, Ground, Report, check_trials, ground_of
 from pack.searches import SEARCHES, parts_of, train_exported
 from pack.session import CUDA, DATA_SHEET, TF32, MemoryWatch, OutOfTime, Part, Session, alarm
@@ -73,7 +73,6 @@ def parts(models: list[str]) -> list[Part]:
         Part("losses", "losses beside the reference's, as --check-loss holds them", 20, check_losses),
         *parts_of(models),
         Part("export", "exported against measured throughput", 55, train_exported),
-        Part("calibrate", "measured rates of the device", 20, calibrate, (CUDA,)),
     ]
 
 

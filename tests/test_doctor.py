@@ -9,6 +9,9 @@ from factories import make_gpu
 
 from autotune import doctor
 from autotune.doctor import why_unusable
+from autotune.storage.home import add_timings
+from autotune.values.estimate import Timings
+from autotune.values.hardware import detect
 
 LIBRARIES = dict.fromkeys(("bitsandbytes", "peft", "datasets", "flash_attn", "liger_kernel", "triton"), "")
 
@@ -30,13 +33,18 @@ def found_in(report: dict, name: str) -> tuple[bool, str]:
     return next((f["available"], f["detail"]) for f in report["findings"] if f["name"] == name)
 
 
-def test_without_measured_rates_it_says_how_to_get_them(examine, quick_home):
+def test_it_tells_whether_operators_were_measured_on_the_device(examine, quick_home):
     report = json.loads(examine("--json").stdout)
-    available, detail = found_in(report, "measured rates")
-    assert not available
-    assert "--calibrate" in detail
-    assert (report["rates"], report["table_rates"]["source"]) == (None, "table")
+    assert found_in(report, "measured operators") == (
+        False,
+        f"none yet, a search measures them; until then {report['rates']['source']}",
+    )
     assert not list(quick_home.iterdir())
+    add_timings(detect("cpu"), Timings(operator_s=1e-6, micro_step_s=1e-3))
+    assert found_in(json.loads(examine("--json").stdout), "measured operators")[0]
+    (file,) = quick_home.rglob("*.json")
+    file.write_text("{")  # a broken file does not stop the doctor
+    assert not found_in(json.loads(examine("--json").stdout), "measured operators")[0]
 
 
 @pytest.mark.parametrize("has_cc", [True, False])
@@ -46,29 +54,6 @@ def test_triton_without_a_c_compiler_is_told_of_all_that_needs_it(monkeypatch, q
     for name in ("torch.compile", "Liger kernels"):
         assert found[name].available is has_cc
         assert ("C compiler" in found[name].detail) is not has_cc
-
-
-@pytest.mark.slow
-def test_calibrating_keeps_the_rates(examine, quick_home):
-    shown = examine("--calibrate")
-    assert shown.exit_code == 0
-    (file,) = quick_home.rglob("*.json")
-    assert str(file) in shown.stdout.replace("\n", "")
-    report = json.loads(examine("--json").stdout)  # afterwards, without the option
-    assert report["rates"] == json.loads(file.read_text())
-    assert (report["rates"]["source"], report["rates_file"]) == ("measured", str(file))
-    assert found_in(report, "measured rates")[0]
-    file.write_text("{")  # a broken file does not stop the doctor
-    assert json.loads(examine("--json").stdout)["rates"] is None
-
-
-def test_a_home_that_can_not_be_written_fails_before_anything_is_measured(examine, quick_home, monkeypatch):
-    (quick_home / "file").touch()
-    monkeypatch.setenv("AUTOTUNE_HOME", str(quick_home / "file"))
-    monkeypatch.setattr(doctor, "calibrate", lambda hardware: pytest.fail("measured in vain"))
-    failed = examine("--calibrate", "--json")
-    assert failed.exit_code == 2
-    assert "can't be written" in json.loads(failed.stdout)["error"]["message"]
 
 
 # A torch whose driver shows a device, as NVML tells, and which fails when something is computed there.

@@ -54,14 +54,13 @@ def gpus(
 @guarded
 def doctor(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure and store the device's rates.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show what this machine and installation can do, and why they can't do the rest."""
     from autotune.doctor import examine
     from autotune.output.listings import doctor_table
 
-    report = examine(device, measure=calibrate)
+    report = examine(device)
     console.show(report.model_dump(mode="json"), doctor_table(report), as_json=as_json)
 
 

@@ -211,16 +211,14 @@ def known_by(gpu: str, capability: tuple[int, int] | None) -> Known:
 def time_spread(rates: Rates, hardware: Hardware) -> TimeSpread:
     """Return how unsure predicted seconds are before any trial.
 
-    A GPU by what published trainings say, also one whose rates were measured. Of a processor only cores and vector
-    extensions may be known. Where its operators were measured, all of 240 trials of six small models lay within, and 95
-    % after one of the model's (results/2026-11-23-amd-epyc-ranking-trials.json of benchmarks, by which it was chosen).
+    A GPU by what published trainings say. Of a processor only cores and vector extensions may be known. Where its
+    operators were measured, all of 240 trials of six small models lay within, and 95 % after one of the model's
+    (results/2026-11-23-amd-epyc-ranking-trials.json of benchmarks, by which it was chosen).
     """
     if hardware.is_cpu:
         if rates.timings is not None:
             return TimeSpread(0.25, 0.75)
-        return TimeSpread(0.25 if rates.source == "measured" else 0.7)
-    if rates.source == "measured":
-        return _GPU_SPREADS["rows"]
+        return TimeSpread(0.7)
     gpu = gpu_of(hardware.name)
     return _GPU_SPREADS["sheet" if gpu is None else known_by(gpu.name, gpu.capability)]
 

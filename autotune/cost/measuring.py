@@ -1,15 +1,7 @@
-"""Measures the rates of a device, and the times of the operators and optimizers of models on it.
+"""Measures the times of the operators and optimizers of a search's models on its device.
 
-`python -m autotune.cost.measuring DEVICE ELEMENTS ARITHMETIC...` prints the rates as the last line of standard output,
-for `rates.calibrate`:
-
-* **Products**: a linear layer's three, on random values (a GPU's power, and so its clock, depends on them).
-* **Bandwidth**: adding two large tensors into a third that is there already.
-* **The least time of an operator**: a model of tiny layers over the operators that it runs, without views.
-* **Host to device**: a copy from pinned memory; on a CPU within its memory.
-
-For a search the launcher enters `run_measure` like a trial: operators and optimizers run in the shapes of its models,
-in turn, so that each finds the caches about as a training leaves them, the costliest first until the time is spent.
+The launcher enters `run_measure` like a trial: operators and optimizers run in the shapes of the models, in turn, so
+that each finds the caches about as a training leaves them, the costliest first until the time is spent.
 """
 
 import contextlib
@@ -17,33 +9,23 @@ import functools
 import itertools
 import math
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
 from autotune.cost.family import Family, Shape
 from autotune.cost.meta import bytes_of, runnable
-from autotune.cost.profile import VIEW, ParameterGroup
-from autotune.cost.rates import NO_DEVICE, OperatorRequest
-from autotune.cost.tape import Recorder
+from autotune.cost.profile import ParameterGroup
+from autotune.cost.rates import OperatorRequest
 from autotune.cost.time import ADDING, CLIPPING, at, parameter_key
 from autotune.value import read_value, write_value
-from autotune.values.estimate import Arithmetic, Rates, Timings
+from autotune.values.estimate import Timings
 from autotune.values.hardware import keep_freed_blocks
 from autotune.values.model import ModelSpec, Task
-
-# Tokens, inputs and outputs of the layers whose products are measured, rising; least seconds of a block of runs.
-_PRODUCTS = {
-    "cpu": ((1024, 512, 512), (1024, 768, 3072), (2048, 1024, 2048), (4096, 4096, 4096)),
-    "cuda": ((4096, 2048, 2048), (8192, 4096, 4096), (8192, 2048, 8192)),
-}
-_BLOCK_S = 0.05
-_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 # Times that each operator is run, how often in a row at most and for how long (a GPU is waited for after some), and
 # operators that take turns.
@@ -70,99 +52,6 @@ def block_s(device: torch.device, work: Callable[[], object], runs: int) -> floa
     taken, computed = time.perf_counter() - started, time.process_time() - processor
     # On a CPU without the time that other processes had the core.
     return max(taken if on_cuda else min(taken, computed), 1e-9)
-
-
-def run_s(device: torch.device, work: Callable[[], object]) -> list[float]:
-    """Return the seconds of one run in each of five blocks, after two runs that don't count."""
-    block_s(device, work, 1)
-    runs = max(1, round(_BLOCK_S / block_s(device, work, 1)))
-    return [block_s(device, work, runs) / runs for _ in range(5)]
-
-
-def main(device_name: str, elements: str, *arithmetics: str) -> None:
-    """Print the rates of a device for the arithmetics; `elements`: of each tensor of the addition."""
-    device = torch.device(device_name)
-    on_cuda = device.type == "cuda"
-    if on_cuda:
-        if not torch.cuda.is_available():
-            version = torch.version.cuda
-            why = f"its driver is too old for CUDA {version}" if version else "it is a CPU build"
-            print(why, file=sys.stderr)  # noqa: T201
-            sys.exit(NO_DEVICE)
-        torch.cuda.set_device(device)
-    torch.manual_seed(0)
-    shapes = _PRODUCTS[device.type]
-    warming = _layer(shapes[0], torch.float32, device)
-    until = time.perf_counter() + 10 * _BLOCK_S  # so that clocks have risen
-    while time.perf_counter() < until:
-        block_s(device, warming, 1)
-    products = {name: matmul_flops(device, name, shapes) for name in get_args(Arithmetic) if name in arithmetics}
-    a, b, total = (torch.ones(int(elements), device=device) for _ in range(3))
-    added_s = statistics.median(run_s(device, lambda: torch.add(a, b, out=total)))
-    launch = launch_s(device)
-    here = torch.ones(int(elements), pin_memory=on_cuda)
-    copied_s = statistics.median(run_s(device, lambda: total.copy_(here, non_blocking=on_cuda)))
-    found = Rates(
-        matmul_flops=products,
-        bandwidth=3 * a.nbytes / added_s,
-        launch_s=launch,
-        host_bandwidth=here.nbytes / copied_s,
-        source="measured",
-    )
-    print("\n" + found.model_dump_json())  # noqa: T201
-
-
-def matmul_flops(device: torch.device, arithmetic: Arithmetic, shapes: Iterable[tuple[int, int, int]]) -> float:
-    """Return the FLOP/s of large products: the median over the shapes that don't take too long."""
-    if device.type == "cuda":
-        # Of products themselves: a setting of theirs, as by the environment, goes before the one of all operators.
-        torch.backends.cuda.matmul.fp32_precision = "tf32" if arithmetic == "tf32" else "ieee"
-    found: list[float] = []
-    for shape in shapes:
-        flops = 6.0 * math.prod(shape)  # three products
-        if found and flops / found[-1] > 0.3:  # seconds
-            break
-        layer = _layer(shape, _DTYPES[arithmetic], device)
-        found.append(flops / statistics.median(run_s(device, layer)))
-    return statistics.median(found)
-
-
-def _layer(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
-    tokens, inputs, outputs = shape
-    x = torch.randn(tokens, inputs, device=device, dtype=dtype)
-    weight = torch.randn(outputs, inputs, device=device, dtype=dtype)
-    gradient = torch.randn(tokens, outputs, device=device, dtype=dtype)
-
-    def work() -> None:
-        torch.nn.functional.linear(x, weight)
-        torch.mm(gradient, weight)
-        torch.mm(gradient.t(), x)
-
-    return work
-
-
-def launch_s(device: torch.device) -> float:
-    """Return the time of an operator that has next to nothing to do, with autograd on."""
-    layers = torch.nn.ModuleList(torch.nn.Linear(32, 32, device=device) for _ in range(20))
-    x = torch.randn(4, 32, device=device)
-
-    def work() -> None:
-        y = x
-        for layer in layers:
-            y = y + layer(torch.nn.functional.silu(y) * y)
-        y.sum().backward()  # type: ignore[no-untyped-call]
-        for parameter in layers.parameters():
-            parameter.grad = None
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tiny operators aren't split; a library that tries would wait for the other core
-    try:
-        with Recorder([x, *layers.parameters()]) as recorder:
-            work()
-        # The quickest block: the host's scheduler only ever adds.
-        return float(min(run_s(device, work)) / (recorder.tape().kinds != VIEW).sum())
-    finally:
-        torch.set_num_threads(threads)
 
 
 def run_measure(directory: Path) -> None:
@@ -294,7 +183,3 @@ def _narrow(layers: int, device: torch.device) -> tuple[float, int]:
     groups = [group for group in traced.parameters if group.trained]
     stepped = sum(g.count * steps.get(parameter_key(what, g), 0.0) for what in ("sgd", CLIPPING) for g in groups)
     return step_s - computing - stepped, sum(work.count for work in traced.work)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

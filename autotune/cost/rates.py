@@ -1,16 +1,12 @@
-"""The rates of a device: as its data sheet lets expect, or measured in a process of its own.
+"""The rates that a device should attain by its data sheet: the share of each peak that published benchmarks reach.
 
-By its data sheet a device attains the share of each peak that published benchmarks reach, each with its source.
-`calibrate` replaces these rates by measured ones: `autotune.cost.measuring` runs in a process of its own, so that the
-caller's never starts a thread pool or a CUDA context. Measured rates hold for this device with these drivers, libraries
-and cores, by which `Hardware.fingerprint` tells devices apart.
+Each share has its source. A search measures operators in the shapes of its models (`autotune.cost.measuring`), which go
+before these rates.
 """
 
 import functools
-import os
+import math
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import get_args
 
@@ -18,36 +14,44 @@ import psutil
 from pydantic import Field
 
 from autotune.cost.profile import ParameterGroup
-from autotune.errors import InfrastructureError, MachineError
-from autotune.units import show_rate
 from autotune.value import Value
-from autotune.values.catalogue import Gpu, gpu_of
+from autotune.values.catalogue import Gpu, gpu_of, gpus
 from autotune.values.estimate import Arithmetic, Rates, Timings
 from autotune.values.hardware import Hardware
-
-NO_DEVICE = 3  # exit code of a measuring process whose device torch can't use
-_TIME_LIMIT_S = 240
 
 # Measures operators and optimizers, in a process of the launcher.
 ENTRY = "autotune.cost.measuring:run_measure"
 
 
 def rates_by_table(hardware: Hardware) -> Rates:
-    """Return the rates that the device should attain; a MachineError if no data sheet of it is known."""
-    if (rates := known_rates(hardware)) is None:
-        raise MachineError(f"{hardware.name}: its data sheet isn't known: autotune doctor --calibrate measures it")
-    return rates
+    """Return the rates that the device should attain, by the sheet of another where the table of GPUs lacks it.
 
-
-def known_rates(hardware: Hardware) -> Rates | None:
-    """Return the rates that the device should attain; None if no data sheet of it is known."""
+    An instance of MIG has the share of its GPU's rates that it has of the memory. Any other device takes the sheet of
+    the GPU nearest in compute capability, then in memory, of several the slowest: half or twice its rates are possible.
+    """
     if hardware.is_cpu:
         # Two threads of a core share its vector units.
         physical, logical = psutil.cpu_count(logical=False), psutil.cpu_count()
         share = min(physical / logical, 1.0) if physical and logical else 1.0
         return cpu_rates(hardware.features, hardware.cores * share, _frequency_hz(hardware.name))
-    gpu = gpu_of(hardware.name)
-    return None if gpu is None else sheet_rates(gpu)
+    if (gpu := gpu_of(hardware.name)) is not None:
+        return sheet_rates(gpu)
+    if (whole := gpu_of(hardware.name.partition(" MIG ")[0])) is not None:
+        like, share, source = whole, min(1.0, hardware.memory_bytes / whole.memory_bytes), f"its share of {whole.name}"
+    else:
+        like, share = min(gpus(), key=functools.partial(_distance, hardware)), 1.0
+        source = f"the data sheet of {like.name}, the nearest to {hardware.name} of the table"
+    rates = sheet_rates(like)
+    attained = {arithmetic: share * flops for arithmetic, flops in rates.matmul_flops.items()}
+    changed = {"matmul_flops": attained, "bandwidth": share * rates.bandwidth, "peak_flops": {}, "source": source}
+    return rates.model_copy(update=changed)
+
+
+def _distance(hardware: Hardware, gpu: Gpu) -> tuple[float, ...]:
+    """Return how far a GPU of the table is from a device that isn't in it: the least is the nearest."""
+    (major, minor), (major_there, minor_there) = hardware.capability or (0, 0), gpu.capability or (-99, 0)
+    memory = abs(math.log(gpu.memory_bytes / hardware.memory_bytes))
+    return abs(major - major_there), abs(minor - minor_there), round(memory, 1), max(gpu.peak_flops.values())
 
 
 def sheet_rates(gpu: Gpu) -> Rates:
@@ -99,7 +103,7 @@ def sheet_rates(gpu: Gpu) -> Rates:
         bandwidth=gpu.bandwidth * 0.85,
         launch_s=20e-6,
         host_bandwidth=slot * 0.87,
-        source="table",
+        source=f"the data sheet of {gpu.name}",
     )
 
 
@@ -132,7 +136,7 @@ def cpu_rates(features: Sequence[str], cores: float, frequency_hz: float) -> Rat
         # https://github.com/pytorch/pytorch/issues/41383
         launch_s=4e-6,
         host_bandwidth=bandwidth / 2,  # a copy reads and writes each byte
-        source="table",
+        source="the processor's cores, frequency and vector extensions",
     )
 
 
@@ -157,56 +161,3 @@ class OperatorRequest(Value):
     limit_s: float = Field(gt=0, description="nothing is begun after this")
     most_bytes: float = Field(description="of the tensors that are there at a time")
     known: Timings | None = Field(default=None, description="its times that are those of all models are kept")
-
-
-def calibrate(hardware: Hardware) -> Rates:
-    """Return the measured rates of a device of this machine; takes seconds, with the device to itself.
-
-    MachineError: torch can't use it; InfrastructureError: measuring fails, or gives more than its data sheet allows.
-    """
-    there = {"fp32": True, "tf32": hardware.has_tf32, "fp16": not hardware.is_cpu, "bf16": hardware.has_bf16}
-    # Of each of the three tensors of an addition: far beyond the caches, and a quarter of the free memory at most.
-    elements = min(64 << 20, hardware.free_bytes // (4 * 3 * 4))
-    asked = [hardware.device, str(elements), *(arithmetic for arithmetic, is_there in there.items() if is_there)]
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
-    try:
-        done = subprocess.run(
-            # -P: the present directory is not searched for modules.
-            [sys.executable, "-P", "-m", "autotune.cost.measuring", *asked],
-            capture_output=True,
-            text=True,
-            timeout=_TIME_LIMIT_S,
-            env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ, "PYTHONPATH": path},
-        )
-    except subprocess.TimeoutExpired:
-        raise InfrastructureError(f"measuring {hardware.device} took more than {_TIME_LIMIT_S} s") from None
-    except OSError as error:
-        raise InfrastructureError(f"measuring {hardware.device}: no process could be started: {error}") from None
-    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    last = lines[-1] if lines else f"exit code {done.returncode} without a word"
-    if done.returncode == NO_DEVICE:
-        raise MachineError(f"torch can't use {hardware.device}: {last}")
-    if done.returncode:
-        raise InfrastructureError(f"measuring {hardware.device} failed: {last}")
-    rates = Rates.model_validate_json(last)
-    if too_much := beyond_data_sheet(rates, hardware):
-        raise InfrastructureError(f"measuring {hardware.device} gave {too_much}: not stored, other work was timed")
-    known = known_rates(hardware)
-    return rates.model_copy(update={"peak_flops": known.peak_flops if known is not None else {}})
-
-
-def beyond_data_sheet(rates: Rates, hardware: Hardware) -> str | None:
-    """Say which rate no such GPU can have, beside its data sheet's peak; None: none, or no data sheet is known."""
-    gpu = None if hardware.is_cpu else gpu_of(hardware.name)
-    if gpu is None:
-        return None
-    peaks = {**gpu.peak_flops, "bandwidth": gpu.bandwidth}
-    rows: list[tuple[str, float]] = [*rates.matmul_flops.items(), ("bandwidth", rates.bandwidth)]
-    for what, rate in rows:
-        # Peaks of data sheets hold at the boost clock that the vendor names; a device may run faster: an H100 SXM at
-        # 1,980 MHz instead of 1,830, cards that are overclocked when sold by a tenth.
-        if what in peaks and rate > 1.15 * peaks[what]:
-            scale, unit = (1e9, "GB/s of bandwidth") if what == "bandwidth" else (1e12, f"TFLOP/s in {what}")
-            sheet = f"the data sheet of {gpu.name} has {show_rate(peaks[what] / scale)}"
-            return f"{show_rate(rate / scale)} {unit}, where {sheet}"
-    return None

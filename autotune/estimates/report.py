@@ -31,7 +31,7 @@ class Device(Value):
     name: str = Field(description="as in the table of GPUs, or as the machine calls it")
     hardware: Hardware
     memory_bytes: int = Field(description="device memory that training may take")
-    rates: Literal["measured", "table"] | None = Field(description="source of its rates; None: memory alone is known")
+    rates: str | None = Field(description="source of its rates; None: memory alone is known")
 
 
 class Speed(Value):

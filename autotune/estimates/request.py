@@ -124,8 +124,8 @@ def target_of(options: EstimateOptions) -> Target:
     notes = [f"this machine's {hardware.name} (--gpu NAME for another)"]
     if options.memory_bytes is None:
         notes.append(f"memory {show_memory(memory_bytes)}: what is free now less a margin (--memory)")
-    by_sheet = "rates as data sheets let expect; autotune doctor --calibrate measures them"
-    notes.append("rates as measured on this device" if rates.source == "measured" else by_sheet)
+    measured = "" if rates.timings is None else "; operators as measured on this device"
+    notes.append(f"rates by {rates.source}{measured}")
     name = gpu.name if (gpu := gpu_of(hardware.name)) else hardware.name
     device = Device(name=name, hardware=hardware, memory_bytes=memory_bytes, rates=rates.source)
     return Target(device=device, rates=rates, notes=tuple(notes))

@@ -7,7 +7,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from autotune.cost.model import CostModel
-from autotune.errors import AutotuneError
 from autotune.estimates.forecast import Traces
 from autotune.planning.options import SearchOptions, fields_by_name
 from autotune.planning.plan import SearchState
@@ -92,12 +91,9 @@ def _breakdowns(
     plan = finals.plan
     try:
         traces = read_value(Traces, directory.path / "trace" / "answer.json")
-        rates = rates_of(plan.hardware)
     except (OSError, ValidationError):
         return (), "the model was not traced in this search"
-    except AutotuneError as error:
-        return (), str(error)
-    model = CostModel.of(plan.workload, plan.hardware, rates, traces.profiles)
+    model = CostModel.of(plan.workload, plan.hardware, rates_of(plan.hardware), traces.profiles)
     model = model.observe(*(t for t in finals.state.results if t.request.task is None))
     wanted = {plan.baseline: "baseline"}
     if result is not None:

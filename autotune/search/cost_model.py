@@ -19,7 +19,7 @@ from autotune.cost.profile import Profile
 from autotune.cost.rates import ENTRY as MEASURING
 from autotune.cost.rates import OperatorRequest, rates_by_table
 from autotune.cost.time import parameter_key, worth_measuring
-from autotune.errors import AutotuneError, NothingFitsError
+from autotune.errors import NothingFitsError
 from autotune.estimates import fitting
 from autotune.estimates.fitting import FitAnswer, FitRequest
 from autotune.estimates.forecast import TRACING, TraceRequest, Traces, traces_left, traces_of
@@ -31,6 +31,7 @@ from autotune.space.knobs import changes, shown_changes
 from autotune.storage.home import add_observations, add_timings, rates_of, read_observations, read_trace
 from autotune.units import show_memory
 from autotune.value import read_value, write_value
+from autotune.values.catalogue import gpu_of
 from autotune.values.conditions import QUIET_SHARE
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import Timings
@@ -64,13 +65,11 @@ def cost_model(
     if traces.left:
         slow = "kind of configurations is" if traces.left == 1 else "kinds of configurations are"
         observer(Note(text=f"no prediction: {traces.left} {slow} tried without one: tracing takes too long"))
-    try:
-        rates = rates_of(plan.hardware)
-    except AutotuneError as error:
-        observer(Note(text=f"no prediction: {error}"))
-        return None
     if not traces.profiles:
         return None
+    rates = rates_of(plan.hardware)
+    if not plan.hardware.is_cpu and gpu_of(plan.hardware.name) is None:
+        observer(Note(text=f"times are predicted by {rates.source}, until operators are measured"))
     observations = read_observations(plan.hardware, plan.workload.model.model_type)
     return CostModel.of(plan.workload, plan.hardware, rates, traces.profiles, observations, plan.facts.experts)
 

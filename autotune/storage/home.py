@@ -3,7 +3,7 @@
 The default is `~/.local/share/autotune`, by the XDG base directory specification
 (https://specifications.freedesktop.org/basedir/latest). A folder is made when something is first written to it.
 
-Rates of `autotune doctor --calibrate`, timings of single operators and observations (how far predictions were off, by
+Timings of single operators and observations (how far predictions were off, by
 type of model) are stored by the fingerprint of a device, with its drivers, libraries and cores. A family's trace is
 compressed JSON, stored by a digest of all that decides it: figures of the model, shape of its inputs, family, installed
 packages, code of autotune.
@@ -30,7 +30,7 @@ from pydantic import Field
 from autotune.cost.corrections import Observation
 from autotune.cost.family import Family, shape_of
 from autotune.cost.profile import Profile
-from autotune.cost.rates import beyond_data_sheet, rates_by_table
+from autotune.cost.rates import rates_by_table
 from autotune.errors import InputError
 from autotune.value import TEMPORARY_SUFFIX, V, Value, read_value, write_bytes, write_value
 from autotune.values.estimate import Rates, Timings
@@ -94,30 +94,8 @@ class Observations(Value):
 
 
 def rates_of(hardware: Hardware) -> Rates:
-    """Return the measured rates of a device, else its data sheet's (MachineError: there is none), with its timings."""
-    rates = read_rates(hardware) or rates_by_table(hardware)
-    return rates.model_copy(update={"timings": read_timings(hardware)})
-
-
-def rates_path(hardware: Hardware) -> Path:
-    return home() / "rates" / f"{hardware.fingerprint}.json"
-
-
-def write_rates(rates: Rates, hardware: Hardware) -> Path:
-    """Store the measured rates of a device and return the file; InputError: the home can't be written."""
-    path = writable("rates") / rates_path(hardware).name
-    write_value(rates, path)
-    return path
-
-
-def read_rates(hardware: Hardware) -> Rates | None:
-    """Return the measured rates of a device, None if there are none; an unreadable file is ignored with a warning."""
-    rates = _stored(Rates, "rates", f"{hardware.fingerprint}.json")
-    if rates is not None and (too_much := beyond_data_sheet(rates, hardware)) is not None:
-        how = "autotune doctor --calibrate makes it anew"
-        logger.warning("autotune: %s is ignored: it has %s; %s", rates_path(hardware), too_much, how)
-        return None
-    return rates
+    """Return the rates of a device by its data sheet, with the timings that are stored of it."""
+    return rates_by_table(hardware).model_copy(update={"timings": read_timings(hardware)})
 
 
 def _stored(kind: type[V], *parts: str) -> V | None:

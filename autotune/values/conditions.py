@@ -1,14 +1,12 @@
 """Disturbances of a measurement: other processes, a throttled GPU; and which deserve a warning.
 
-`autotune.execution.noise` samples the conditions during the measured steps; `other_processes` here finds the processes
-that keep a machine busy, `own_used_bytes` tells the memory of our own.
+`autotune.execution.noise` samples the conditions during the measured steps.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +15,7 @@ import pynvml
 from pydantic import Field
 
 from autotune.value import Value
-from autotune.values.hardware import Hardware, nvml_handle
+from autotune.values.hardware import nvml_handle
 
 # Least share of the measured time for which a disturbance is reported: on idle machines the kernel and its daemons take
 # less than 1 %, and 5 % is more than the confidence intervals that a search aims at.
@@ -102,24 +100,6 @@ def throttle_reasons(bits: int) -> tuple[str, ...]:
     """
     names = {0x04: POWER_CAP, 0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
     return tuple(name for bit, name in names.items() if bits & bit)
-
-
-def other_processes(hardware: Hardware, *, within_s: float = 0.2) -> list[int]:
-    """Return ids of processes that use over a tenth of a core, but this one's own; on a GPU of those that opened it."""
-    on_device = None if hardware.is_cpu else computing_on(hardware.device)
-    own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-    watched, busy = [], []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.pid not in own and (on_device is None or process.pid in on_device):
-                process.cpu_percent(None)
-                watched.append(process)
-    time.sleep(within_s if watched else 0.0)
-    for process in watched:
-        with contextlib.suppress(psutil.Error):
-            if process.cpu_percent(None) > 10.0:
-                busy.append(process.pid)
-    return busy
 
 
 def computing_on(device: str) -> dict[int, int | None]:

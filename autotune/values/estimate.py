@@ -37,7 +37,7 @@ class Rates(Value):
     bandwidth: float = Field(gt=0)  # bytes/s that element-wise operators attain, reads and writes added
     launch_s: float = Field(ge=0)  # least seconds of an operator, however small
     host_bandwidth: float = Field(gt=0)  # bytes/s from host to device
-    source: Literal["table", "measured"]
+    source: str  # where they are from, in words
     timings: Timings | None = None  # of single operators; None: none were measured
 
 

@@ -1,4 +1,4 @@
-"""What the machine does beside training: its doctor, launcher and rates, hidden and shared devices, TF32 from outside.
+"""What the machine does beside training: its doctor and launcher, hidden and shared devices, TF32 from outside.
 
 CUDA_VISIBLE_DEVICES=GPU-5f2e python -m pack.machine        # one look, as JSON, with benchmarks/ in PYTHONPATH
 """
@@ -18,17 +18,16 @@ from unittest import mock
 
 import pynvml
 
-from autotune.cost.rates import rates_by_table
 from autotune.doctor import examine
 from autotune.errors import InfrastructureError, MachineError
 from autotune.execution.environment import launcher_environment
 from autotune.units import GIB, show_memory
 from autotune.value import read_value
-from autotune.values.conditions import other_processes
+from autotune.values.conditions import computing_on
 from autotune.values.hardware import Hardware, detect, nvml_handle
 from autotune.values.trial import TrialResult, TrialStatus
 from pack.configurations import MODELS, Configuration, workload
-from pack.report import Ground, Kind, story_of
+from pack.report import story_of
 from pack.session import Session, modules_path
 from pack.trials import config_of, judged, request_of
 
@@ -52,36 +51,6 @@ def start_launcher(session: Session) -> None:
     start_s = time.monotonic() - began
     session.report.note(launcher={"forkable": forkable, "start_s": start_s})
     session.report.check("trials are forked from one process", forkable, refused or f"ready after {start_s:.1f} s")
-
-
-# Calibration
-
-RATES_WITHIN = 2.0  # measured rates are not further from what the table says is attainable
-
-
-def calibrate(session: Session) -> None:
-    """Measure the device's rates into a home of the pack's own; those of a stand-in are impossible and not kept."""
-    home, check = session.scratch / "home", session.report.check
-    home.mkdir()
-    done = session.autotune("doctor", "--device", session.hardware.device, "--calibrate", "--json", AUTOTUNE_HOME=home)
-    kept = list((home / "rates").glob("*.json"))
-    told = _last_line(done.stderr)
-    if session.report.ground is Ground.STAND_IN:
-        refused = done.returncode == 4 and not kept
-        check("impossible rates are refused", refused, told or f"exit code {done.returncode}")
-        return
-    answer: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
-    rates = answer.get("rates")
-    session.report.note(rates=rates, table_rates=answer.get("table_rates"))
-    check("rates are measured and kept", rates is not None and len(kept) == 1, told or "kept")
-    if rates is not None:
-        table = rates_by_table(session.hardware)
-        expected = {**table.matmul_flops, "bandwidth": table.bandwidth}
-        measured = {**rates["matmul_flops"], "bandwidth": rates["bandwidth"]}
-        shares = {what: rate / expected[what] for what, rate in measured.items() if what in expected}
-        passed = all(1 / RATES_WITHIN <= share <= RATES_WITHIN for share in shares.values())
-        shown = ", ".join(f"{what} {share:.2f}" for what, share in shares.items())
-        check("rates are near those of the table", passed, f"measured over attainable: {shown}", Kind.VALUES_OR_TIME)
 
 
 def _last_line(text: str) -> str:
@@ -180,7 +149,7 @@ def share_device(session: Session) -> None:
         beside = detect(device)
         budget = beside.default_budget_bytes
         shown = f"{show_memory(held)} held, {show_memory(budget)} of {show_memory(beside.memory_bytes)} to train in; "
-        shown += f"{len(other_processes(beside))} other processes seen"
+        shown += f"{len(computing_on(device))} processes on it seen"
         check("a budget leaves the memory of others alone", budget < LEFT_BYTES, shown)
         _train_beside(session, beside, held)
 

@@ -124,15 +124,14 @@ def test_coefficients_go_from_their_priors_to_the_truth():
     assert (mean[1], covariance[1, 1]) == pytest.approx((2.0, 0.1**2))  # was never observed
 
 
-def test_measured_rates_are_the_surest_and_a_processors_table_the_least_sure():
-    measured, table = make_rates(), make_rates(source="table")
-    assert time_spread(measured, make_gpu()) < time_spread(table, make_gpu())
-    assert time_spread(table, make_gpu()) < time_spread(table, make_hardware())
-    timed = measured.model_copy(update={"timings": Timings(operator_s=0.0, micro_step_s=0.0)})
-    assert time_spread(timed, make_hardware()) < time_spread(measured, make_hardware())
+def test_measured_operators_are_the_surest_and_a_processors_rates_the_least_sure():
+    rates = make_rates()
+    assert time_spread(rates, make_gpu()) < time_spread(rates, make_hardware())
+    timed = rates.model_copy(update={"timings": Timings(operator_s=0.0, micro_step_s=0.0)})
+    assert time_spread(timed, make_hardware()) < time_spread(rates, make_hardware())
     # A GPU with published trainings is surer than its generation, and that than a data sheet.
     names = ("NVIDIA A100-SXM4-80GB", "NVIDIA A10", "NVIDIA H100 80GB HBM3")
-    spreads = [time_spread(make_rates(source="table"), make_gpu(name=name)) for name in names]
+    spreads = [time_spread(rates, make_gpu(name=name)) for name in names]
     assert sorted(spreads) == spreads
     assert len(set(spreads)) == 3
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from profiles import make_family, make_group
 
-from autotune.cost import measuring
 from autotune.cost.family import Shape
-from autotune.cost.measuring import matmul_flops, timings_of
+from autotune.cost.measuring import timings_of
 from autotune.cost.meta import bytes_of, runnable, written
 from autotune.cost.profile import VIEW
 from autotune.cost.profiler import profile
@@ -101,20 +100,3 @@ def test_the_time_beside_operators_is_measured_once():
     found = timings_of(asked(known=None))
     assert min(found.operator_s, found.micro_step_s) >= 0
     assert timings_of(asked()) == KNOWN
-
-
-@pytest.mark.parametrize("began_with", ["highest", "high"])
-@pytest.mark.parametrize(("arithmetic", "products"), [("fp32", "ieee"), ("tf32", "tf32"), ("bf16", "ieee")])
-def test_products_are_those_of_the_arithmetic_that_is_measured(monkeypatch, request, began_with, arithmetic, products):
-    torch.set_float32_matmul_precision(began_with)
-    request.addfinalizer(lambda: torch.set_float32_matmul_precision("highest"))
-    seen = []
-
-    def run_s(device, work):
-        seen.append(torch.backends.cuda.matmul.fp32_precision)
-        return [1.0]
-
-    monkeypatch.setattr(measuring, "run_s", run_s)
-    monkeypatch.setattr(measuring, "_layer", lambda *of: None)  # there is no device to put tensors on
-    matmul_flops(torch.device("cuda"), arithmetic, [(32, 16, 16)])
-    assert seen == [products]

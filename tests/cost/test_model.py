@@ -49,9 +49,7 @@ def model():
 
 @pytest.fixture
 def on_gpu():
-    return make_model(
-        [large_profile(make_family(device="cuda"))], hardware=make_gpu(), rates=make_rates(source="table")
-    )
+    return make_model([large_profile(make_family(device="cuda"))], hardware=make_gpu())
 
 
 CONFIGS = [

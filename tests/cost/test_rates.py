@@ -1,25 +1,10 @@
-"""The rates of a device: measured in a process of their own, or by its data sheet and never above its peaks."""
-
-import re
-import subprocess
-import sys
+"""The rates of a device: by its data sheet and never above its peaks, or by that of the nearest GPU."""
 
 import pytest
 from factories import make_gpu, make_hardware
 
-from autotune.cost.rates import beyond_data_sheet, calibrate, cpu_rates, rates_by_table, sheet_rates
-from autotune.errors import InfrastructureError, MachineError
-from autotune.storage.home import rates_of, write_rates
+from autotune.cost.rates import cpu_rates, rates_by_table, sheet_rates
 from autotune.values.catalogue import gpu_named, gpus, hypothetical
-from autotune.values.estimate import Rates
-from autotune.values.hardware import cuda_count
-
-A100 = make_gpu(name="NVIDIA A100-SXM4-80GB")  # 312 TFLOP/s in bf16, 19.5 in fp32, 2,039 GB/s by its data sheet
-
-
-def measured(**fields):
-    usual = {"matmul_flops": {"fp32": 18e12, "bf16": 250e12}, "bandwidth": 1.7e12, "launch_s": 4e-6}
-    return Rates(**{**usual, "host_bandwidth": 2e10, "source": "measured", **fields})
 
 
 def test_every_gpu_attains_less_than_its_data_sheet_says():
@@ -29,7 +14,7 @@ def test_every_gpu_attains_less_than_its_data_sheet_says():
         for arithmetic, flops in rates.matmul_flops.items():
             assert 0 < flops < rates.peak_flops[arithmetic] == gpu.peak_flops[arithmetic], gpu.name
         assert 0 < rates.bandwidth < gpu.bandwidth, gpu.name
-        assert rates.source == "table"
+        assert rates.source == f"the data sheet of {gpu.name}"
 
 
 @pytest.mark.parametrize(
@@ -72,57 +57,29 @@ def test_a_processors_name_may_tell_its_frequency():
     assert fast.matmul_flops["fp32"] == pytest.approx(1.5 * slow.matmul_flops["fp32"])
 
 
-@pytest.mark.slow
-def test_a_cpu_is_measured_in_another_process():
-    rates = calibrate(make_hardware())
-    assert rates.source == "measured"
-    assert set(rates.matmul_flops) == {"fp32", "bf16"}
-    assert min(*rates.matmul_flops.values(), rates.bandwidth, rates.launch_s, rates.host_bandwidth) > 0
-
-
-@pytest.mark.skipif(cuda_count() > 0, reason="about a machine without a GPU")
-def test_a_device_that_torch_can_not_use_is_the_machines_lack():
-    with pytest.raises(MachineError, match="torch can't use cuda:0"):
-        calibrate(make_gpu())
-
-
-@pytest.mark.parametrize("interpreter", ["/bin/false", "/no/such/python"])
-def test_a_process_that_fails_is_infrastructure(monkeypatch, interpreter):
-    monkeypatch.setattr(sys, "executable", interpreter)
-    with pytest.raises(InfrastructureError, match="measuring cpu"):
-        calibrate(make_hardware())
-
-
-def test_an_unknown_gpu_has_none_until_it_is_measured():
-    with pytest.raises(MachineError, match=r"next year.*autotune doctor --calibrate"):
-        rates_by_table(make_gpu(name="NVIDIA of next year"))
-
-
-def test_a_device_may_run_a_little_faster_than_its_data_sheet_says():
-    assert beyond_data_sheet(measured(), A100) is None
-    assert beyond_data_sheet(measured(matmul_flops={"bf16": 1.1 * 312e12}), A100) is None
-    for without_sheet in (make_gpu(name="next year's"), make_hardware()):
-        assert beyond_data_sheet(measured(bandwidth=1e15), without_sheet) is None
+def test_an_instance_of_mig_has_its_share_of_its_gpu():
+    whole = sheet_rates(gpu_named("a100-40gb"))
+    part = rates_by_table(
+        make_gpu(name="NVIDIA A100-SXM4-40GB MIG 3g.20gb", memory_bytes=gpu_named("a100-40gb").memory_bytes // 2)
+    )
+    assert part.bandwidth == pytest.approx(whole.bandwidth / 2, rel=0.01)
+    assert part.matmul_flops["bf16"] == pytest.approx(whole.matmul_flops["bf16"] / 2, rel=0.01)
+    assert "share of a100-40gb" in part.source
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("device", "nearest"),
     [
-        ({"matmul_flops": {"fp32": 18e12, "bf16": 100_684e12}}, "100,684 TFLOP/s in bf16, where {} has 312"),
-        ({"bandwidth": 9e12}, "9,000 GB/s of bandwidth, where {} has 2,039"),
+        ({"name": "NVIDIA GeForce RTX 4050 Laptop GPU", "capability": (8, 9), "memory_bytes": 6 << 30}, "rtx-4060-ti"),
+        (
+            {"name": "NVIDIA GeForce RTX 4090 Laptop GPU", "capability": (8, 9), "memory_bytes": 16 << 30},
+            "rtx-4060-ti-16gb",
+        ),
+        ({"name": "NVIDIA of next year", "capability": (99, 0), "memory_bytes": 16 << 30}, "rtx-5060-ti-16gb"),
     ],
-    ids=["products", "bandwidth"],
 )
-def test_rates_beyond_the_data_sheet_are_refused_with_the_reason(monkeypatch, fields, told):
-    done = subprocess.CompletedProcess([], 0, stdout=measured(**fields).model_dump_json(), stderr="")
-    monkeypatch.setattr(subprocess, "run", lambda *arguments, **named: done)
-    told = re.escape(told.format("the data sheet of a100-80gb"))
-    with pytest.raises(InfrastructureError, match=f"measuring cuda:0 gave {told}: not stored"):
-        calibrate(A100)
-
-
-def test_stored_rates_beyond_the_data_sheet_are_ignored(monkeypatch, tmp_path, caplog):
-    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))
-    write_rates(measured(bandwidth=9e12), A100)
-    assert rates_of(A100).source == "table"
-    assert "is ignored" in caplog.text
+def test_a_gpu_that_the_table_lacks_has_the_rates_of_the_nearest_and_no_peak(device, nearest):
+    rates = rates_by_table(make_gpu(**device))
+    assert rates.matmul_flops == sheet_rates(gpu_named(nearest)).matmul_flops
+    assert rates.peak_flops == {}  # a utilisation would be another device's
+    assert f"{nearest}, the nearest to {device['name']}" in rates.source

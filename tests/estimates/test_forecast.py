@@ -154,7 +154,7 @@ def test_devices_that_share_the_tokens_are_named_where_a_short_search_leaves_the
     traced = profile(spec, family_of(plan.baseline, gpus), shape_of(plan.workload))
     model = CostModel.of(plan.workload, gpus, rates_by_table(gpus), [traced])
     model = replace(model, profiles=Profiles(plan.workload, None, known=model.profiles))
-    device = Device(name="two", hardware=gpus, memory_bytes=0, rates="table")
+    device = Device(name="two", hardware=gpus, memory_bytes=0, rates="a data sheet")
     shared = plan.baseline.model_copy(update={"parallelism": spread.model_copy(update={"sequence_parallel": 2})})
     needed = [Forecast(plan, device, model).device_bytes(config) for config in (plan.baseline, shared)]
     device = device.model_copy(update={"memory_bytes": sum(needed) // 2})

@@ -55,7 +55,7 @@ def test_a_report_survives_json(estimated, options):
 RATES = ("samples_per_second", "tokens_per_second", "mfu")
 
 
-def found(rates: str | None = "table"):
+def found(rates: str | None = "a data sheet"):
     """A configuration of 16 samples of 128 tokens a step, that takes 1e12 FLOP and half a second for one."""
     fields = [name for name in MemoryBreakdown.model_fields if name.endswith("_bytes")]
     intervals = [name for name in MemoryBreakdown.model_fields if name.endswith("_interval")]

@@ -122,7 +122,7 @@ COMMANDS = (
     "find --model nothing-like-it --dry-run", "script --dry-run -- python nowhere.py", "script --dry-run --",
     "models nothing-like-it", "gpus abacus", "spaces nothing", "history forget nothing",
     "history forget", "history forget nothing", "history forget --all nothing", "history export no/such/folder/x.json",
-    "export . --to", "export . --to nothing", "estimate m", "doctor --calibrate --device abacus",
+    "export . --to", "export . --to nothing", "estimate m", "doctor --device abacus",
 )  # fmt: skip
 
 ENVIRONMENT = {

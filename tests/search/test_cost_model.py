@@ -204,10 +204,13 @@ def test_what_a_child_had_traced_when_it_died_is_used_and_its_log_is_named(notes
     assert said is None or notes == [f"no prediction: {said}"]
 
 
-def test_a_device_whose_rates_nobody_knows_has_no_model(predict, notes):
-    model, _ = predict(hardware=make_gpu(name="NVIDIA of next year"))
-    assert model is None
-    assert "next year" in notes[-1]
+def test_a_gpu_that_the_table_lacks_is_predicted_by_the_nearest_and_told(predict, notes):
+    traced = Traces(profiles=(make_profile(make_family(device="cuda")),))
+    model, _ = predict(traced, hardware=make_gpu(name="NVIDIA A10"))
+    assert (bool(model.rates.peak_flops), notes) == (True, [])
+    model, _ = predict(traced, hardware=make_gpu(name="NVIDIA of next year"))
+    assert not model.rates.peak_flops
+    assert notes[-1].startswith("times are predicted by the data sheet of ")
 
 
 def test_what_a_search_learned_of_its_predictions_the_next_one_knows(predict, tmp_path):

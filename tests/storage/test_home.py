@@ -15,18 +15,13 @@ from autotune.storage.home import (
     _MOST_OBSERVATIONS,
     add_observations,
     home,
-    rates_of,
-    rates_path,
     read_observations,
-    read_rates,
     read_timings,
     read_trace,
     writable,
-    write_rates,
     write_trace,
 )
 from autotune.value import TEMPORARY_SUFFIX
-from autotune.values.estimate import Rates
 
 
 @pytest.mark.parametrize(
@@ -54,10 +49,9 @@ def test_the_home_is_where_the_variable_says_and_otherwise_the_xdg_specification
 
 def test_a_home_that_can_not_be_written_is_one_line_and_stores_nothing(user_home, caplog):
     user_home.touch()
-    with pytest.raises(InputError, match=r"rates: can't be written: .*AUTOTUNE_HOME") as caught:
-        write_rates(MEASURED, make_hardware())
+    with pytest.raises(InputError, match=r"traces: can't be written: .*AUTOTUNE_HOME") as caught:
+        writable("traces")
     assert "\n" not in str(caught.value)
-    assert read_rates(make_hardware()) is None
     write_trace(make_workload(), 10, make_profile())
     assert read_trace(make_workload(), 10, make_profile().family) is None
     assert caplog.records == []
@@ -88,38 +82,10 @@ def test_a_user_without_a_home_directory_is_told_what_to_set(monkeypatch):
         home()
 
 
-# Rates
-
-MEASURED = Rates(
-    matmul_flops={"fp32": 1.5e11, "bf16": 4e11}, bandwidth=3e10, launch_s=4e-6, host_bandwidth=1e10, source="measured"
-)
-
-
 @pytest.fixture(autouse=True)
 def user_home(monkeypatch, tmp_path):
     monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
-
-
-def test_measured_rates_are_found_again_and_preferred_for_the_same_device_and_installation():
-    hardware = make_hardware()
-    assert read_rates(hardware) is None
-    assert rates_of(hardware).source == "table"
-    path = write_rates(MEASURED, hardware)
-    assert path == rates_path(hardware)
-    assert read_rates(hardware) == rates_of(hardware) == MEASURED
-    for other in ({"cores": 64}, {"name": "another CPU"}, {"versions": {"torch": "9"}}):
-        assert read_rates(make_hardware(**other)) is None
-
-
-@pytest.mark.parametrize("content", ["", "{", '{"bandwidth": 0}', MEASURED.model_dump_json().replace("3", "x")])
-def test_broken_rates_are_ignored_with_a_warning(content, caplog):
-    hardware = make_hardware()
-    write_rates(MEASURED, hardware).write_text(content)
-    assert rates_of(hardware).source == "table"
-    (said,) = caplog.messages
-    assert str(rates_path(hardware)) in said
-    assert "\n" not in said
 
 
 # Observations

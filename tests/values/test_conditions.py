@@ -1,15 +1,8 @@
 """Disturbances of a trial: warnings, the worst of several ranks, and the processes that keep a machine busy."""
 
-import os
-import signal
-import subprocess
-import sys
-
 import pytest
-from factories import make_gpu, make_hardware
 
-from autotune.values import conditions
-from autotune.values.conditions import Conditions, other_processes, throttle_reasons, worst_of
+from autotune.values.conditions import Conditions, throttle_reasons, worst_of
 
 
 @pytest.mark.parametrize(
@@ -47,34 +40,3 @@ def test_idleness_and_settings_are_no_reasons_for_throttling():
     assert throttle_reasons(0x1 | 0x2 | 0x10 | 0x100) == ()  # idle; application clocks, sync boost, display clocks
     assert throttle_reasons(0x4) == ("power cap",)
     assert throttle_reasons(0x20 | 0x40 | 0x8) == ("hardware slowdown", "heat", "heat (hardware)")
-
-
-BURN = "import time\nprint(flush=True)\nwhile True: pass"
-
-
-def test_neither_this_process_nor_one_that_it_started_is_somebody_else():
-    with subprocess.Popen([sys.executable, "-c", BURN], stdout=subprocess.PIPE) as own:
-        own.stdout.readline()
-        found = other_processes(make_hardware())
-        own.kill()
-    assert not {os.getpid(), own.pid} & {*found}
-
-
-@pytest.fixture
-def strangers():
-    """The pids of two processes whose parent has ended: one computes, the other sleeps."""
-    script = f"{sys.executable} -c '{BURN}' >/dev/null 2>&1 & echo $!; sleep 600 >/dev/null 2>&1 & echo $!"
-    started = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, timeout=30)
-    pids = [int(pid) for pid in started.stdout.split()]
-    yield pids
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("hardware", [make_hardware(), make_gpu()])
-def test_somebody_elses_process_is_busy_if_it_takes_processor_time(hardware, strangers, monkeypatch):
-    computing, sleeping = strangers
-    monkeypatch.setattr(conditions, "computing_on", lambda device: dict.fromkeys(strangers, 38 << 20))
-    found = other_processes(hardware, within_s=1.0)
-    assert computing in found
-    assert sleeping not in found

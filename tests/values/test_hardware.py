@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from autotune.cli.main import app
 from autotune.errors import InputError, MachineError
 from autotune.execution.noise import HostWatch, watch
-from autotune.values.conditions import other_processes
+from autotune.values.conditions import computing_on
 from autotune.values.hardware import TF32_VARIABLE, cuda_count, cuda_used_bytes, detect, like_devices, sharing_of
 
 UUIDS = ["GPU-11aa-0", "GPU-11ab-1", "GPU-22cc-2"]
@@ -202,7 +202,6 @@ def test_a_driver_that_does_not_answer_is_one_line(driver, name):
 
 
 def test_a_gpu_that_was_lost_or_is_no_longer_visible_is_one_line(driver, monkeypatch):
-    found = detect("cuda:0")
     with monkeypatch.context() as hidden:
         hidden.setenv("CUDA_VISIBLE_DEVICES", "-1")
         with pytest.raises(MachineError, match=r"cuda:0: no such device is visible \(CUDA_VISIBLE_DEVICES=-1\)"):
@@ -210,5 +209,5 @@ def test_a_gpu_that_was_lost_or_is_no_longer_visible_is_one_line(driver, monkeyp
     driver("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_GPU_IS_LOST)
     with pytest.raises(MachineError, match="GPU is lost"):
         cuda_used_bytes("cuda:0")
-    assert other_processes(found) == []
+    assert computing_on("cuda:0") == {}
     assert type(watch("cuda:0")) is HostWatch
