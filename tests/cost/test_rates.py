@@ -70,7 +70,7 @@ def test_an_instance_of_mig_has_its_share_of_its_gpu():
 @pytest.mark.parametrize(
     ("device", "nearest"),
     [
-        ({"name": "NVIDIA GeForce RTX 4050 Laptop GPU", "capability": (8, 9), "memory_bytes": 6 << 30}, "rtx-4060-ti"),
+        ({"name": "NVIDIA GeForce RTX 4050 Laptop GPU", "capability": (8, 9), "memory_bytes": 6 << 30}, "rtx-4060"),
         (
             {"name": "NVIDIA GeForce RTX 4090 Laptop GPU", "capability": (8, 9), "memory_bytes": 16 << 30},
             "rtx-4060-ti-16gb",
