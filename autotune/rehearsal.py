@@ -88,7 +88,7 @@ def rehearse(
     with model_on_cpu(trainer):
         subject = subject_of(options, **given)
         content = pickle.dumps(subject)
-    number, *others = subject.options.devices or (1,)
+    number, *others = dict.fromkeys(subject.options.devices or (1,))  # a launcher's number is there twice
     if others or not isinstance(number, int) or number > MOST_DEVICES:
         raise InputError(f"--devices: on the stand-in there are 1 to {MOST_DEVICES}; say how many train together")
     folder, (context, _) = Path(tempfile.mkdtemp(prefix="autotune-")), framework_bytes(hypothetical(card))

@@ -104,7 +104,7 @@ def script(
             _rehearse(gpu, command, console.given(context).get("devices"), quiet=quiet, as_json=as_json)
             return
         if apply is None:
-            from autotune.planning.user_code import code_of
+            from autotune.planning.launchers import code_of
 
             asked = {**console.given(context), "script": command}
             shown = {"as_json": as_json, "quiet": quiet, "verbose": verbose}

@@ -25,7 +25,7 @@ from autotune.execution import environment, user_code
 from autotune.execution.gradients import reported_split, split_of_loop, split_of_trainer
 from autotune.execution.runner import DESCRIBE_LIMIT_S
 from autotune.execution.user_code import CodeError, looked_at, own_values
-from autotune.execution.user_data import first_batch, has_rows, lengths_of, view
+from autotune.execution.user_data import ends, first_batch, has_rows, lengths_of, view
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
 from autotune.training.build import describe, frozen_paths
@@ -98,7 +98,7 @@ class Training:
 
     def __init__(self, trainer: Any, code: OwnCode) -> None:
         self.trainer, self.code, self.name = trainer, code, type(trainer).__name__
-        self.arguments = _written(trainer.args)
+        self.arguments = _launched(_written(trainer.args), code.launched)
         self._check()
         self.model = trainer.accelerator.unwrap_model(trainer.model)
         self.base = base_model(self.model)  # inside an adapter's wrapper
@@ -180,6 +180,8 @@ class Training:
             targets = lengths_of(trainer.train_dataset, "labels") if self.task.has_targets else None
             profile = profile_of(lengths, None if targets is None else float(targets.mean()))
             notes.append(profile.shown)
+        if searched.get("deepspeed"):
+            notes.append("of your DeepSpeed file the stage and what is offloaded stay; its buckets are autotune's")
         if self.batches is not None:
             order = "trials read the samples in that order, the longest not first: peaks may come later"
             notes.append(f"{self.batches}: {order}")
@@ -198,10 +200,9 @@ class Training:
         return None
 
     def _check(self) -> None:
-        for name in ("deepspeed", "parallelism_config"):
-            if getattr(self.trainer.args, name, None):
-                searched = "it is searched (--devices N), and the baseline is DDP or FSDP; remove it"
-                raise InputError(f"your TrainingArguments set {name}: {searched}")
+        if getattr(self.trainer.args, "parallelism_config", None):
+            searched = "it is searched (--devices N), and the baseline is DDP, FSDP or ZeRO; remove it"
+            raise InputError(f"your TrainingArguments set parallelism_config: {searched}")
         if not self.overrides("get_train_dataloader"):
             if self.trainer.train_dataset is None:
                 raise InputError(f"your {self.name} has no train_dataset, so there is nothing to train on")
@@ -271,8 +272,10 @@ class Training:
         if not self.is_of_library:
             reason = f"{type(self.base).__name__} is no model of transformers: whether it casts its inputs isn't known"
             found.append(Barred(knob="precision", value="pure_bf16", reason=reason))
-        if self.lengths is None:
+        if self.lengths is None or not ends(self.trainer.train_dataset):
             reason = "the samples have no input_ids whose lengths could be read in short time"
+            if self.lengths is not None:
+                reason = "your dataset raises no IndexError beyond its last sample, so that reading lengths never ends"
             found.append(Barred(knob="train_sampling_strategy", value="group_by_length", reason=reason))
         if any(kind.generates or kind.precomputes for kind in RECIPES.values() if kind.trainer in self._of_trl()):
             reason = "TRL switches it off in each step, and on again for all layers"  # for the reference, to generate
@@ -364,4 +367,12 @@ def _written(args: Any) -> dict[str, Any]:
         with contextlib.suppress(TypeError, ValueError):
             json.dumps(value, allow_nan=False)
             written[name] = value
+    return written
+
+
+def _launched(written: dict[str, Any], launched: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with those of a launcher, which hold where the code says nothing of their kind."""
+    for switches, settings in ((("bf16", "fp16"), ()), (("fsdp",), ("fsdp_config",)), (("deepspeed",), ())):
+        if not any(map(written.get, switches)):
+            written |= {name: launched[name] for name in (*switches, *settings) if name in launched}
     return written

@@ -161,7 +161,7 @@ def looked_at(code: OwnCode, directory: Path, on_train: Callable[[Any, Callable[
     """Run the code up to its first `Trainer.train` in a child that asks about it in `directory`, as one process."""
     # With these arguments, TF32 that is on when the code trains has another reason.
     no_tf32 = {"tf32": None, "torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None}
-    laid = {**no_tf32, **dict.fromkeys(("fsdp", "fsdp_config")), "output_dir": str(directory / "trainer")}
+    laid = {**no_tf32, **dict.fromkeys(("fsdp", "fsdp_config", "deepspeed")), "output_dir": str(directory / "trainer")}
     with overlaid(lambda own: {**harness(own), **laid}):
         return run_until_training(code, directory.parent / "data", on_train)
 

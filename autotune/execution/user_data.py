@@ -149,6 +149,19 @@ def cut(batch: Mapping[str, Any], part: slice) -> dict[str, Any]:
     return {name: value[part] if name in of_rows else value for name, value in batch.items()}
 
 
+def ends(dataset: Any) -> bool:
+    """Return whether a loop over the samples, as of the Trainer's sampler by length, comes to an end."""
+    if hasattr(type(dataset), "__iter__"):
+        return True
+    try:
+        dataset[len(dataset)]
+    except IndexError:
+        return True
+    except Exception:  # which would end the training
+        return False
+    return False
+
+
 def has_rows(trainer: Any, lengths: NDArray[np.int64] | None) -> bool:
     """Try whether batches have a row for each sample, as packed ones haven't; InputError: the collator drops some."""
     order = np.linspace(0, len(trainer.train_dataset) - 1, 16).astype(np.int64)

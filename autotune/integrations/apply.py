@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.errors import InputError
 from autotune.exports.launch_files import launch_commands, needs_launcher
-from autotune.planning.user_code import code_of
+from autotune.planning.launchers import code_of
 from autotune.storage.run_directory import read_result
 from autotune.units import visible
 from autotune.values.result import ResultData

@@ -6,16 +6,14 @@ honour, and by those that it declares; a step is run at two micro-batches before
 batch, and whether its gradient depends on the split (`execution.gradients`).
 """
 
-import contextlib
 import inspect
-import io
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from autotune.errors import InputError, one_line, suggestion
+from autotune.errors import InputError, suggestion
+from autotune.planning.launchers import code_of, without_launcher
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import Describe, Start, Subject, baseline_of, default_space, description_of, plan_from
@@ -75,7 +73,7 @@ class UserTrainer(Subject):
                 raise InputError(f"{name}: can't be used with {given}: {reason.format(given=given)}; leave it out")
         options = options.model_copy(update={"workers": 1})
         if script is not None:
-            _, processes = without_launcher(script)
+            processes = without_launcher(script).processes
             if processes is not None:
                 if options.devices not in ((), (processes,)):
                     raise InputError(f"--devices: your launcher starts {processes} processes; leave one of them out")
@@ -122,84 +120,6 @@ class UserTrainer(Subject):
         on = f" on {devices} devices" if devices > 1 else ""
         start.notes.append(f"global batch {batch} samples, that of your own arguments{on}, which are the baseline")
         return plan_from(start, workload, about, space, arguments, baseline=baseline, record=False)
-
-
-# Options of launchers that say more than how many processes there are, with the values that don't.
-_LEFT_TO_AUTOTUNE: dict[str, tuple[Any, ...]] = {
-    **{"nnodes": ("1", "1:1"), "num_machines": (1,), "gpu_ids": ("all",), "mixed_precision": ("no",)},
-    **dict.fromkeys(("use_fsdp", "use_deepspeed", "use_megatron_lm", "use_parallelism_config", "tpu"), (False,)),
-    "dynamo_backend": ("no", "NO"),
-}
-
-
-_OF_PYTHON = ("-u", "-B", "-s")  # options that don't change what a script computes
-
-# Launchers that are started as modules.
-_LAUNCHER_MODULES = {
-    **dict.fromkeys(("torch.distributed.run", "torch.distributed.launch"), ("torchrun",)),
-    "accelerate.commands.launch": ("accelerate", "launch"),
-}
-
-
-def without_launcher(command: Sequence[str]) -> tuple[list[str], int | Literal["all"] | None]:
-    """Return a command line without torchrun or `accelerate launch`, and how many processes it starts; None: neither.
-
-    InputError: the launcher can't read its options, or does more than start processes on this machine.
-    """
-    words, said = list(command), io.StringIO()
-    at = next((at for at, word in enumerate(words) if at and word not in _OF_PYTHON), len(words))
-    if words[at : at + 1] == ["-m"] and (launcher := _LAUNCHER_MODULES.get("".join(words[at + 1 : at + 2]))):
-        words[: at + 2] = launcher
-    words[:1] = [Path(word).name if Path(word).name in ("torchrun", "accelerate") else word for word in words[:1]]
-    if words[:1] != ["torchrun"] and words[:2] != ["accelerate", "launch"]:
-        return words, None
-    try:
-        with contextlib.redirect_stderr(said):
-            if words[0] == "torchrun":
-                from torch.distributed.run import get_args_parser
-
-                told = get_args_parser().parse_args(words[1:])
-            else:
-                from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-
-                told, _, _ = _validate_launch_command(launch_command_parser().parse_args(words[2:]))
-        number = str(told.nproc_per_node if words[0] == "torchrun" else told.num_processes or 1)
-        processes: int | Literal["all"] = "all" if number in ("auto", "gpu") else int(number)
-        if processes != "all" and processes < 1:
-            raise ValueError(f"{number} processes")
-    except (SystemExit, ValueError, OSError) as error:
-        why = said.getvalue().strip().rpartition("error: ")[2] or one_line(error)
-        raise InputError(f"{words[0]}: {why}") from None
-    for name, usual in _LEFT_TO_AUTOTUNE.items():
-        if (value := getattr(told, name, None)) not in (None, *usual):
-            where = "--nodes has machines, CUDA_VISIBLE_DEVICES devices, and your TrainingArguments how they train"
-            raise InputError(f"{words[0]}: {name} {value}: autotune starts the processes itself; {where}")
-    kind = [] if getattr(told, "no_python", False) else ["python", *["-m"] * bool(told.module)]
-    return [*kind, told.training_script, *told.training_script_args], processes
-
-
-def code_of(command: Sequence[str]) -> OwnCode:
-    """Return the script that a command line runs; InputError: it runs none, or by another launcher or Python."""
-    words, _ = without_launcher(command)
-    if not words:
-        raise InputError("no script: write its command line after --, as `autotune script -- python train.py`")
-    shown, first = " ".join(command), words[0]
-    if Path(first).name in ("accelerate", "deepspeed", "mpirun", "srun", "uv", "poetry"):
-        raise InputError(f"{first}: write `python` and the script in its place; --devices N starts N processes")
-    if Path(first).name.startswith("python"):
-        found = shutil.which(words.pop(0))
-        here = Path(sys.executable).absolute().parent
-        if "/" in first and (found is None or Path(found).absolute().parent != here):  # a bare name means this one
-            raise InputError(f"{first}: another Python than autotune's ({sys.executable}); install autotune there")
-        while words and words[0] in _OF_PYTHON:
-            words.pop(0)
-    is_module = bool(words) and words[0] == "-m"
-    words = words[1:] if is_module else words
-    if not words or (words[0].startswith("-") and not is_module):
-        raise InputError(f"{shown}: expected a script, as `python train.py` or `python -m package.train`")
-    if not is_module and not Path(words[0]).is_file():
-        raise InputError(f"{words[0]}: no such script")
-    return OwnCode(kind="script", shown=shown, command=tuple(words), is_module=is_module, directory=str(Path.cwd()))
 
 
 Knobs = Sequence[str] | Mapping[str, Sequence[Any] | OwnKnob | None]

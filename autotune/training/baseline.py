@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from autotune.errors import InputError, complaint, one_line, suggestion
-from autotune.training.arguments import OWN_HARNESS, SEARCHED_ARGUMENTS, UNIT_PARAMETERS
+from autotune.training.arguments import OWN_HARNESS, SEARCHED_ARGUMENTS, UNIT_PARAMETERS, ZERO_STAGES
 from autotune.value import read_named
 from autotune.values.config import KNOBS, LARGEST_BATCH, LARGEST_SEED, Parallelism, Precision, TrainConfig
 from autotune.values.hardware import Hardware, allocator_settings
@@ -36,8 +36,7 @@ class UserArguments(NamedTuple):
 
 # Arguments that a trial can't honour, with the reason or the remedy.
 _REFUSED = {
-    "deepspeed": "ZeRO is searched (--devices N), and the baseline is DDP or FSDP",
-    "parallelism_config": "it is searched (--devices N), and the baseline is DDP or FSDP",
+    "parallelism_config": "it is searched (--devices N), and the baseline is DDP, FSDP or ZeRO",
     "group_by_length": "transformers 5 calls it train_sampling_strategy: group_by_length",
     "auto_find_batch_size": "it would change the batch during a measurement",
     "torchdynamo": "transformers 5 calls it torch_compile_backend",
@@ -66,6 +65,16 @@ _FSDP_WORDS: dict[str, dict[str, bool]] = {
     "shard_grad_op": {"reshard_after_forward": False},
     "offload": {"cpu_offload": True},
 }
+
+# Settings of a DeepSpeed file that stay the Trainer's or change no number: trials have them as `arguments` writes them.
+_ZERO_OTHERS = frozenset({
+    "allgather_bucket_size", "allgather_partitions", "bf16", "contiguous_gradients", "fp16",
+    "gradient_accumulation_steps",
+    "gradient_clipping", "overlap_comm", "reduce_bucket_size", "reduce_scatter", "round_robin_gradients",
+    "stage3_gather_16bit_weights_on_model_save", "stage3_max_live_parameters", "stage3_max_reuse_distance",
+    "stage3_param_persistence_threshold", "stage3_prefetch_bucket_size", "steps_per_print", "sub_group_size",
+    "train_batch_size", "train_micro_batch_size_per_gpu", "wall_clock_breakdown", "zero_allow_untested_optimizer",
+})  # fmt: skip
 
 # Least and most values of arguments that no library checks: seeds have 32 bits, a negative norm flips gradients.
 _RANGES = {
@@ -167,7 +176,7 @@ def _try_out(given: dict[str, Any]) -> None:
 def baseline_config(
     arguments: UserArguments | None, global_batch: int | None, facts: ModelFacts, hardware: Hardware
 ) -> TrainConfig:
-    """Return the configuration to compare with: over several devices FSDP if it is given, else DDP as by torchrun."""
+    """Return the configuration to compare with: over several devices FSDP or ZeRO if given, else DDP as by torchrun."""
     given, source = (arguments.searched, arguments.source) if arguments else ({}, "--baseline")
     devices = hardware.count or 1
     if given.get("bf16") and given.get("fp16"):
@@ -182,10 +191,11 @@ def baseline_config(
     if hardware.is_cpu:  # where there is no accelerator the Trainer neither pins nor has a cache to empty
         as_given |= {"dataloader_pin_memory": False, "torch_empty_cache_steps": None}
     parallelism, kind, named = Parallelism(), "none", ("activation_checkpointing", "gradient_checkpointing")
-    fsdp = _fsdp(given, source)
-    if fsdp and devices == 1:
-        raise InputError(f"{source}: fsdp: one device has nothing to split; remove it, or use --devices N")
-    if fsdp.pop("checkpoints", False):
+    split = _fsdp(given, source) or _zero(given, source)
+    if split and devices == 1:
+        way = "fsdp" if given.get("fsdp") else "deepspeed"
+        raise InputError(f"{source}: {way}: one device has nothing to split; remove it, or use --devices N")
+    if split.pop("checkpoints", False):
         kind = "full"
     elif (name := next((name for name in named if given.get(name)), None)) is not None:
         try:
@@ -193,8 +203,8 @@ def baseline_config(
         except (ValueError, AttributeError) as error:
             raise InputError(f"{source}: {name}_kwargs: {error}") from None
     try:
-        if fsdp:
-            parallelism = Parallelism(world_size=devices, **fsdp)
+        if split:
+            parallelism = Parallelism(world_size=devices, **split)
         elif devices > 1:  # DDP, with what the user has set of it
             static, bucket = bool(given.get("ddp_static_graph")), given.get("ddp_bucket_cap_mb")
             parallelism = Parallelism(world_size=devices, ddp_bucket_cap_mb=bucket, ddp_static_graph=static)
@@ -242,3 +252,31 @@ def _fsdp(given: dict[str, Any], source: str) -> dict[str, Any]:
         "offload": "parameters" if said["cpu_offload"] else "none",
         "checkpoints": said["activation_checkpointing"],
     }
+
+
+def _zero(given: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the fields of `Parallelism` for a DeepSpeed configuration or its file; empty: there is none.
+
+    InputError: it can't be read, or has a setting that no configuration has.
+    """
+    document = given.get("deepspeed")
+    if not document:
+        return {}
+    if not isinstance(document, dict):
+        try:
+            document = json.loads(read_named(Path(document)).decode())
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(f"{source}: deepspeed {document}: {one_line(error)}") from None
+    zero = document.get("zero_optimization") if isinstance(document, dict) else None
+    if not isinstance(zero, dict) or zero.get("stage") not in ZERO_STAGES.values():
+        raise InputError(f"{source}: deepspeed: expected a zero_optimization of stage 1, 2 or 3; without it, remove it")
+    ways = {f"offload_{what}": zero.get(f"offload_{what}") or {} for what in ("optimizer", "param")}
+    places = [str(way.get("device", "none") if isinstance(way, dict) else way) for way in ways.values()]
+    kinds = {("none", "none"): "none", ("cpu", "none"): "optimizer", ("cpu", "cpu"): "parameters"}
+    if (offload := kinds.get((places[0], places[1]))) is None:
+        raise InputError(f"{source}: deepspeed: offload to {' and '.join(places)} isn't searched: cpu, or none")
+    others = {*document, *zero} - _ZERO_OTHERS - ways.keys() - {"zero_optimization", "stage"}
+    if others:
+        named = ", ".join(sorted(others))
+        raise InputError(f"{source}: deepspeed: {named}: is not among the settings that are searched; remove it")
+    return {"sharding": next(name for name, stage in ZERO_STAGES.items() if stage == zero["stage"]), "offload": offload}

@@ -100,6 +100,7 @@ class OwnCode(Traits):
     directory: str  # working directory of the code
     sha256: str = ""  # pickled code: digest of `CODE_FILE`; a file with another digest is not loaded
     held: dict[str, Held] = Field(default_factory=dict)  # knobs that can't be changed, by name
+    launched: dict[str, Any] = Field(default_factory=dict)  # arguments that its launcher sets where the code doesn't
 
     @property
     def name(self) -> str:

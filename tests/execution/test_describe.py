@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 from factories import make_workload
+from torch.utils.data import Subset
 from transformers import Trainer
 
 from autotune.cost.family import shape_of
-from autotune.execution.describe import Training
+from autotune.execution.describe import Training, _launched
 from autotune.values.model import Task
 from autotune.values.workload import OwnCode
 
@@ -16,6 +17,7 @@ def training(kind):
     """Return a training by a Trainer of this kind, with the attributes that are looked at."""
     made = object.__new__(Training)
     made.trainer, made.task, made.lengths, made.is_of_library = object.__new__(kind), Task.CAUSAL_LM, [1], True
+    made.trainer.train_dataset = [{"input_ids": [1]}]
     return made
 
 
@@ -27,6 +29,40 @@ def test_checkpointing_of_some_layers_is_barred_where_trl_switches_it_off_and_on
 
     assert values(trl.DPOTrainer) >= {"every-2nd", "every-4th"}
     assert values(trl.SFTTrainer) == values(Trainer) == set()
+
+
+class Endless:
+    """A map-style dataset that makes its samples: any number beyond the last one, too."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return {"input_ids": [index]}
+
+
+def test_batches_of_like_lengths_are_barred_where_reading_the_lengths_would_not_end():
+    plain = training(Trainer)
+    assert "train_sampling_strategy" not in {bar.knob for bar in plain._barred()}
+    for dataset, is_barred in ((Endless(), True), (Subset(Endless(), [0]), False)):
+        plain.trainer.train_dataset = dataset
+        assert any("raises no IndexError" in bar.reason for bar in plain._barred()) is is_barred
+
+
+@pytest.mark.parametrize(
+    ("written", "precision", "sharding"),
+    [
+        ({"bf16": False, "fp16": False, "fsdp": None}, "bf16", "launched"),
+        ({"bf16": False, "fp16": True, "fsdp": "full_shard"}, "fp16", "own"),
+    ],
+)
+def test_the_settings_of_a_launcher_hold_where_the_code_says_nothing(written, precision, sharding):
+    found = _launched(
+        {**written, "fsdp_config": {"of": "own"}}, {"bf16": True, "fsdp": True, "fsdp_config": {"of": "launched"}}
+    )
+    assert [name for name in ("bf16", "fp16") if found[name]] == [precision]
+    assert found["fsdp"]
+    assert found["fsdp_config"]["of"] == sharding
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def net(bench, folder):
     """A module with a loss of its own in a subclass of Trainer, which evaluates, saves and logs at every step."""
     busy = ("--save_strategy", "steps", "--save_steps", "1", "--eval_strategy", "steps", "--eval_steps", "1")
     code = script(folder, SCRIPT, *QUIET, "--learning_rate", "0.25", *busy)
-    return described(bench, code)
+    return described(bench, code.model_copy(update={"launched": {"bf16": True}}))
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_a_module_of_ones_own_is_described(net):
         "learning_rate": 0.25, "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "do_eval": True,
         "remove_unused_columns": False,
     }  # fmt: skip
-    assert found.arguments["per_device_train_batch_size"] == 8
+    assert (found.arguments["per_device_train_batch_size"], found.arguments["bf16"]) == (8, True)
 
 
 def traces(bench, workload, *precisions):

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import shutil
-import sys
 import threading
 from pathlib import Path
 
@@ -15,11 +14,11 @@ from plans import Looked, begun
 import autotune
 from autotune.api import subject_of
 from autotune.errors import InputError
-from autotune.execution.places import numbers_of
 from autotune.output.gather import command
+from autotune.planning.launchers import code_of
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import request_of
-from autotune.planning.user_code import UserLoop, UserTrainer, code_of, space_of, without_launcher
+from autotune.planning.user_code import UserLoop, UserTrainer, space_of
 from autotune.space.knobs import changes, put_back, shown_changes
 from autotune.storage.run_directory import RunDirectory
 from autotune.values.config import Allowance, Parallelism, TrainConfig
@@ -35,83 +34,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "", "train.py")
     return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("python train.py --bf16", "python train.py --bf16"),
-        ("python3.11 -u train.py", "python train.py"),
-        ("train.py -m x", "python train.py -m x"),
-        ("python -m pack.train --a 1", "python -m pack.train --a 1"),
-        (f"{sys.executable} train.py", "python train.py"),
-    ],
-)
-def test_a_command_line_names_a_script_and_its_arguments(words, line, here):
-    code = code_of(words.split())
-    assert (code.command_line, code.is_module, code.directory) == (line, "-m pack" in words, str(here))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("", "no script: write its command line after --"),
-        ("accelerate test", "accelerate: write `python` and the script in its place; --devices N starts N"),
-        ("python", "python: expected a script"),
-        ("python -c print(1)", "expected a script"),
-        ("python missing.py", "missing.py: no such script"),
-        ("/somewhere/else/bin/python train.py", "another Python than autotune's"),
-    ],
-)
-def test_what_starts_no_script_of_this_python_is_refused(words, message):
-    with pytest.raises(InputError, match=message):
-        code_of(words.split())
-
-
-@pytest.mark.parametrize(
-    ("words", "line", "processes"),
-    [
-        ("torchrun --standalone --nproc-per-node 2 train.py --a 1", "python train.py --a 1", 2),
-        ("python -m torch.distributed.run --nproc_per_node=gpu -m pack.train", "python -m pack.train", "all"),
-        ("python -u -m accelerate.commands.launch --num_processes 4 train.py -m x", "python train.py -m x", 4),
-        ("python3 -B -u -m torch.distributed.launch --nproc_per_node 2 train.py", "python train.py", 2),
-        ("accelerate launch --num_processes 8 train.py --num_processes 3", "python train.py --num_processes 3", 8),
-        ("accelerate launch --cpu -m pack.train", "python -m pack.train", 1),
-        ("/usr/bin/torchrun --nproc_per_node 2 train.py", "python train.py", 2),
-        ("python train.py torchrun", "python train.py torchrun", None),
-    ],
-)
-def test_a_launcher_tells_how_many_processes_train(words, line, processes, here):
-    found, number = without_launcher(words.split())
-    assert (" ".join(found), number) == (line, processes)
-    subject = UserTrainer(SearchOptions(model=""), script=words.split())
-    assert numbers_of(make_gpu(count=8), subject.options.devices) == ({None: 1, "all": 8}.get(processes, processes),)
-    assert subject.code.command_line == line
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("torchrun --nproc_per_node 2", "torchrun: the following arguments are required: training_script"),
-        ("torchrun --nproc_per_node two train.py", "torchrun: .*'two'"),
-        (
-            "torchrun --nnodes 2 --nproc_per_node 2 train.py",
-            "nnodes 2: autotune starts the processes itself",
-        ),
-        ("torchrun --nnodes 1:4 train.py", "torchrun: nnodes 1:4"),
-        ("accelerate launch --num_machines 2 --num_processes 4 train.py", "accelerate: num_machines 2"),
-        (
-            "accelerate launch --cpu --mixed_precision bf16 train.py",
-            "mixed_precision bf16: .*your TrainingArg",
-        ),
-        ("accelerate launch --use_fsdp --num_processes 2 train.py", "accelerate: use_fsdp True"),
-        ("accelerate launch --config_file missing.yaml train.py", "missing.yaml` does not exist"),
-        ("torchrun --nproc_per_node 2 train.py", "--devices: your launcher starts 2 processes; leave one of them out"),
-    ],
-)
-def test_a_launcher_that_does_more_than_start_processes_here_is_refused(words, message, here):
-    with pytest.raises(InputError, match=message):
-        UserTrainer(SearchOptions(model="", devices=4), script=words.split())
 
 
 DECIDED = {

@@ -11,6 +11,8 @@ from autotune.training.arguments import training_plan
 from autotune.training.baseline import UserArguments, baseline_config, check_arguments, read_arguments
 from autotune.values.config import Parallelism, TrainConfig
 
+ZERO = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}}
+
 
 @pytest.fixture
 def read(tmp_path):
@@ -69,7 +71,8 @@ def test_the_files_of_transformers_own_making_can_be_read(read, tmp_path):
         ("[1]", "expected a JSON object"),
         ('"fast"', "expected a JSON object"),
         ('{"fsdp": "full_shard"}', "fsdp: one device has nothing to split; remove it, or use --devices N"),
-        ('{"deepspeed": "zero.json"}', "deepspeed: ZeRO is searched (--devices N)"),
+        ('{"deepspeed": "zero.json"}', "deepspeed zero.json: "),
+        ('{"deepspeed": {"zero_optimization": {"stage": 2}}}', "deepspeed: one device has nothing to split"),
         ('{"auto_find_batch_size": true}', "auto_find_batch_size: it would change the batch"),
         ('{"no_cuda": true}', "no_cuda: transformers 5 calls it use_cpu"),
         ('{"per_device_train_batch_size": 0}', "per_device_train_batch_size: expected a whole number above 0, not 0"),
@@ -110,13 +113,45 @@ def test_switches_that_are_off_are_no_reason_to_refuse(read):
         ({"fsdp": ["shard_grad_op", "offload"]}, {"sharding": "fsdp_grad_op", "offload": "parameters"}),
         ({"fsdp": True, "fsdp_config": {"fsdp_reshard_after_forward": "false"}}, {"sharding": "fsdp_grad_op"}),
         ({"fsdp": False, "fsdp_config": {"version": 1}, "ddp_bucket_cap_mb": 8}, {"ddp_bucket_cap_mb": 8}),
+        ({"deepspeed": {"zero_optimization": {"stage": 1}, "steps_per_print": 9}}, {"sharding": "zero_1"}),
+        ({"deepspeed": ZERO | {"train_batch_size": "auto"}}, {"sharding": "zero_3", "offload": "parameters"}),
         ({}, {}),
     ],
 )
-def test_the_baseline_of_several_devices_is_fsdp_if_the_arguments_ask_for_it_else_ddp(read, given, asked):
+def test_the_baseline_of_several_devices_is_fsdp_or_zero_if_the_arguments_ask_for_it_else_ddp(read, given, asked):
     check_arguments(given, "args.json")
     found = baseline_config(read(given), 16, make_facts(), make_gpu(count=2))
     assert found.parallelism == Parallelism(world_size=2, **asked)
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer"])
+@pytest.mark.parametrize("as_file", [True, False])
+def test_a_deepspeed_configuration_that_a_search_writes_is_read_as_what_it_means(read, tmp_path, offload, as_file):
+    spread = Parallelism(world_size=2, sharding="zero_2", offload=offload)
+    config = make_config(4, parallelism=spread, precision="bf16")
+    written = training_plan(config, make_workload(global_batch_size=8), make_gpu(count=2)).tuned["deepspeed"]
+    if as_file:
+        (tmp_path / "zero.json").write_text(json.dumps(written))
+    given = {"bf16": True, "deepspeed": str(tmp_path / "zero.json") if as_file else written}
+    found = baseline_config(read(given), 8, make_facts(), make_gpu(count=2))
+    assert (found.parallelism, found.precision) == (spread, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"optimizer": {"type": "AdamW"}}, "deepspeed: optimizer: is not among the settings that are searched"),
+        ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}, "deepspeed: zero_hpz_partition_size: "),
+        ({"zero_optimization": {"stage": 0}}, "expected a zero_optimization of stage 1, 2 or 3"),
+        ({"zero_optimization": [2]}, "expected a zero_optimization of stage 1, 2 or 3"),
+        ({"zero_optimization": {"stage": [2]}}, "expected a zero_optimization of stage 1, 2 or 3"),
+        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, "offload to none and nvme isn't"),
+    ],
+)
+def test_a_setting_of_deepspeed_that_no_configuration_has_is_named(read, changed, said):
+    with pytest.raises(InputError) as error:
+        baseline_config(read({"deepspeed": ZERO | changed}), 16, make_facts(), make_gpu(count=2))
+    assert said in str(error.value)
 
 
 @pytest.mark.parametrize("wrapping", ["layers", "size"])

@@ -1,0 +1,130 @@
+"""The command line of a user's script: what it runs, and what its launcher adds (torchrun, `accelerate launch`).
+
+Trials start their processes themselves. Of a launcher they take the number of processes and the arguments that it sets
+by variables where the script's TrainingArguments don't.
+"""
+
+import argparse
+import contextlib
+import io
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+from autotune.errors import InputError, one_line
+from autotune.values.workload import OwnCode
+
+# Options of launchers that say more than how many processes there are, with the values that don't.
+_LEFT_TO_AUTOTUNE: dict[str, tuple[Any, ...]] = {
+    **{"nnodes": ("1", "1:1"), "num_machines": (1,), "gpu_ids": ("all",), "mixed_precision": ("no", "bf16", "fp16")},
+    **dict.fromkeys(("use_megatron_lm", "use_parallelism_config", "tpu"), (False,)),
+    "dynamo_backend": ("no", "NO"),
+}
+_OF_PYTHON = ("-u", "-B", "-s")  # options that don't change what a script computes
+
+# Launchers that are started as modules.
+_LAUNCHER_MODULES = {
+    **dict.fromkeys(("torch.distributed.run", "torch.distributed.launch"), ("torchrun",)),
+    "accelerate.commands.launch": ("accelerate", "launch"),
+}
+
+
+class Launched(NamedTuple):
+    """A command line without torchrun or `accelerate launch`, and what these add."""
+
+    words: list[str]
+    processes: int | Literal["all"] | None = None  # None: there is no launcher
+    arguments: Mapping[str, Any] = MappingProxyType({})  # of the Trainer: precision, FSDP or DeepSpeed
+
+
+def without_launcher(command: Sequence[str]) -> Launched:
+    """Return a command line without its launcher.
+
+    InputError: the launcher can't read its options, or asks for what trials don't have.
+    """
+    words, said = list(command), io.StringIO()
+    at = next((at for at, word in enumerate(words) if at and word not in _OF_PYTHON), len(words))
+    if words[at : at + 1] == ["-m"] and (launcher := _LAUNCHER_MODULES.get("".join(words[at + 1 : at + 2]))):
+        words[: at + 2] = launcher
+    words[:1] = [Path(word).name if Path(word).name in ("torchrun", "accelerate") else word for word in words[:1]]
+    if words[:1] != ["torchrun"] and words[:2] != ["accelerate", "launch"]:
+        return Launched(words)
+    try:
+        with contextlib.redirect_stderr(said):
+            if words[0] == "torchrun":
+                from torch.distributed.run import get_args_parser
+
+                told = get_args_parser().parse_args(words[1:])
+            else:
+                from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+
+                told, _, _ = _validate_launch_command(launch_command_parser().parse_args(words[2:]))
+        number = str(told.nproc_per_node if words[0] == "torchrun" else told.num_processes or 1)
+        processes: int | Literal["all"] = "all" if number in ("auto", "gpu") else int(number)
+        if processes != "all" and processes < 1:
+            raise ValueError(f"{number} processes")
+    except (SystemExit, ValueError, OSError) as error:
+        why = said.getvalue().strip().rpartition("error: ")[2] or one_line(error)
+        raise InputError(f"{words[0]}: {why}") from None
+    for name, usual in _LEFT_TO_AUTOTUNE.items():
+        if (value := getattr(told, name, None)) not in (None, *usual):
+            where = "--nodes has machines, CUDA_VISIBLE_DEVICES devices, and your TrainingArguments how they train"
+            raise InputError(f"{words[0]}: {name} {value}: autotune starts the processes itself; {where}")
+    kind = [] if getattr(told, "no_python", False) else ["python", *["-m"] * bool(told.module)]
+    given = {} if words[0] == "torchrun" else _asked_of_accelerate(told)
+    return Launched([*kind, told.training_script, *told.training_script_args], processes, given)
+
+
+def _asked_of_accelerate(told: argparse.Namespace) -> dict[str, Any]:
+    """Return the Trainer's arguments for what `accelerate launch` sets by variables: precision, FSDP, DeepSpeed."""
+    given: dict[str, Any] = {} if told.mixed_precision in (None, "no") else {told.mixed_precision: True}
+    if told.use_fsdp:
+        settings = {
+            "version": int(told.fsdp_version),
+            "reshard_after_forward": told.fsdp_reshard_after_forward,
+            "cpu_offload": told.fsdp_offload_params,
+            "activation_checkpointing": told.fsdp_activation_checkpointing,
+            "auto_wrap_policy": told.fsdp_auto_wrap_policy or "NO_WRAP",
+        }
+        if settings["auto_wrap_policy"] == "SIZE_BASED_WRAP":
+            settings["min_num_params"] = told.fsdp_min_num_params
+        if units := told.fsdp_transformer_layer_cls_to_wrap:
+            settings["transformer_layer_cls_to_wrap"] = units.split(",")
+        if settings["version"] == 1:
+            raise InputError(
+                "accelerate: fsdp_version 1: trials train by FSDP2; `accelerate to-fsdp2` rewrites its file"
+            )
+        given |= {"fsdp": True, "fsdp_config": settings}
+    if told.use_deepspeed:
+        places = {"optimizer": told.offload_optimizer_device, "param": told.offload_param_device}
+        zero = {f"offload_{what}": {"device": place} for what, place in places.items() if place}
+        given["deepspeed"] = told.deepspeed_config_file or {"zero_optimization": {"stage": told.zero_stage, **zero}}
+    return given
+
+
+def code_of(command: Sequence[str]) -> OwnCode:
+    """Return the script that a command line runs; InputError: it runs none, or by another launcher or Python."""
+    words, _, launched = without_launcher(command)
+    if not words:
+        raise InputError("no script: write its command line after --, as `autotune script -- python train.py`")
+    shown, first = " ".join(command), words[0]
+    if Path(first).name in ("accelerate", "deepspeed", "mpirun", "srun", "uv", "poetry"):
+        raise InputError(f"{first}: write `python` and the script in its place; --devices N starts N processes")
+    if Path(first).name.startswith("python"):
+        found = shutil.which(words.pop(0))
+        here = Path(sys.executable).absolute().parent
+        if "/" in first and (found is None or Path(found).absolute().parent != here):  # a bare name means this one
+            raise InputError(f"{first}: another Python than autotune's ({sys.executable}); install autotune there")
+        while words and words[0] in _OF_PYTHON:
+            words.pop(0)
+    is_module = bool(words) and words[0] == "-m"
+    words = words[1:] if is_module else words
+    if not words or (words[0].startswith("-") and not is_module):
+        raise InputError(f"{shown}: expected a script, as `python train.py` or `python -m package.train`")
+    if not is_module and not Path(words[0]).is_file():
+        raise InputError(f"{words[0]}: no such script")
+    where = {"is_module": is_module, "directory": str(Path.cwd())}
+    return OwnCode(kind="script", shown=shown, command=tuple(words), launched=dict(launched), **where)
