@@ -210,24 +210,34 @@ def test_an_own_module_takes_what_it_takes_when_it_runs_alone(tmp_path):
     assert sum(row.allocated_bytes for row in found.parts.alive) == pytest.approx(found.peak.allocated_bytes, rel=0.01)
 
 
+OF_ACCELERATE = """
+{compute_environment: LOCAL_MACHINE, distributed_type: FSDP, mixed_precision: bf16, num_machines: 1, num_processes: 2,
+ fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: false, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}}
+"""
+
+
 @pytest.mark.cuda
-@pytest.mark.parametrize("more", [pytest.param((), marks=pytest.mark.slow), ("--fsdp", "shard_grad_op")])
-def test_the_first_of_two_devices_takes_what_it_takes_beside_the_other(tmp_path, more):
-    """A rehearsal runs the first rank alone."""
+@pytest.mark.parametrize("by", [pytest.param("torchrun", marks=pytest.mark.slow), "accelerate"])
+def test_the_first_of_two_devices_takes_what_it_takes_beside_the_other(tmp_path, by):
+    """A rehearsal runs the first rank alone; what accelerate's file says, the script doesn't."""
     text = LLAMA_SCRIPT.replace("range(96)", "range(48)").replace("range(4, 48)", "range(47, 48)")
     text = text.replace("trainer.save_model()", "print('peak', torch.cuda.max_memory_allocated())")
     (tmp_path / "llama.py").write_text(text.replace("dataset.select(range(8))", "None"))
-    own = "llama.py --output_dir out --report_to none --save_strategy no --bf16 True"
-    command = (*own.split(), *more)
-    asked = ("--dry-run", "--gpu", "a100-80gb", "--devices", "2", "--json")
-    behind = ["torchrun", "--nproc_per_node", "2"] if "--fsdp" in more else ["python"]  # both say two
-    asked = asked[:3] + asked[5:] if "--fsdp" in more else asked
-    done = python("-m", "autotune", "script", *asked, "--", *behind, *command, cwd=tmp_path, AUTOTUNE_HOME=tmp_path)
+    command = ["llama.py", "--output_dir", "out", "--report_to", "none", "--save_strategy", "no"]
+    launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    if by == "torchrun":
+        command += ["--bf16", "True"]
+    else:
+        launcher = ["accelerate.commands.launch", "--config_file", "fsdp.yaml"]
+        (tmp_path / "fsdp.yaml").write_text(OF_ACCELERATE)
+    asked = ("--dry-run", "--gpu", "a100-80gb", "--json", "--", "python", "-m", *launcher)
+    done = python("-m", "autotune", "script", *asked, *command, cwd=tmp_path, AUTOTUNE_HOME=tmp_path)
     assert done.returncode == 0, done.stderr
     found = Rehearsal.model_validate_json(done.stdout)
     assert (found.devices, found.chance_to_fit > 0.99) == (2, True)
-    launched = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *command, "--max_steps", "3")
-    plain = printed(*launched, cwd=tmp_path, CUDA_VISIBLE_DEVICES="0,1", FAKECUDA_DEVICES="2")
+    plain = printed(
+        "-m", *launcher, *command, "--max_steps", "3", cwd=tmp_path, CUDA_VISIBLE_DEVICES="0,1", FAKECUDA_DEVICES="2"
+    )
     peaks = [int(line.split()[1]) for line in plain if line.startswith("peak")]
     assert 0 <= found.peak.allocated_bytes - max(peaks) <= 16 * 512
 
