@@ -25,6 +25,7 @@ from autotune.space.space import LOADING, WORTHWHILE_DATA_WAIT, Dimension, Histo
 from autotune.training.arguments import loading_bytes
 from autotune.units import show_memory, show_time
 from autotune.values.config import KNOBS, Scalar, TrainConfig, knob_values
+from autotune.values.problem import cold_start_s
 from autotune.values.trial import Prediction, TrialResult, TrialStatus
 
 WORTHWHILE_GAIN = 0.01  # a smaller one is lost in the noise, and not worth the trials that are left
@@ -45,7 +46,7 @@ class Candidates:
         self._model, self._plan, self._budget_bytes, self._trace = model, plan, plan.memory_bytes, trace
         self._usual, self._loadings = plan.affordable, plan.search_space.loadings
         self._too_large = len(plan.search_space.legal) - len(self._usual)
-        self.ranked = self._usual
+        self.ranked, self._compiled_s = self._usual, 0.0
 
     @functools.cached_property
     def _predicted(self) -> Predictions:
@@ -71,7 +72,7 @@ class Candidates:
     @property
     def _compile_s(self) -> float:
         # A Llama of 4 layers took 9 to 16 s on an H200 with 16 cores, models of 2 to 12 layers 20 to 79 s on two cores.
-        return 10.0 + 2.5 * (self._plan.facts.layers or 20)
+        return self._compiled_s or 10.0 + 2.5 * (self._plan.facts.layers or 20)
 
     def _trial_s(self, history: History) -> Vector:
         usual_s = max(1.0, statistics.median([r.duration_s for r in history.ranking()] or [1.0]))
@@ -98,6 +99,8 @@ class Candidates:
 
     def observe(self, *results: TrialResult) -> None:
         """Correct the model by finished trials, of this search or recorded ones."""
+        started = [cold_start_s(r.measurement) for r in results if r.measurement and is_compiled(r.request.config)]
+        self._compiled_s = max([self._compiled_s, *started])
         learned = self._model.observe(*results)
         if learned is not self._model:
             self._model = learned

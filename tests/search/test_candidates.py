@@ -79,6 +79,19 @@ def test_what_is_compiled_comes_first_where_the_run_is_long_enough(run_samples, 
     assert search.next().torch_compile_backend == first
 
 
+@pytest.mark.parametrize(("compiling_s", "then"), [(0.1, "inductor"), (60.0, None)])
+def test_over_a_run_the_seconds_count_that_compiling_was_measured_to_take(compiling_s, then):
+    space = make_space_file({"torch_compile_backend": [None, "inductor"], "precision": ["fp32", "bf16"]})
+    search = Search(space=space, objective=Objective(run_samples=100.0))
+    eager, compiled = search.next(), make_config(torch_compile_backend="inductor")
+    assert (eager.precision, eager.torch_compile_backend) == ("bf16", None)
+    search.end(eager, search.as_predicted(eager))
+    measured = search.as_predicted(compiled)
+    first_step_s = max(measured.step_times_s) + compiling_s
+    search.end(compiled, measured.model_copy(update={"first_step_s": first_step_s}))
+    assert search.next().torch_compile_backend == then
+
+
 def test_a_compiled_trial_comes_when_others_give_less_for_their_time_and_only_if_there_is_time_for_it():
     search = Search(space=make_space_file({"torch_compile_backend": [None, "inductor"], "precision": ["fp32", "bf16"]}))
     search.end(search.plan.baseline, search.as_predicted(search.plan.baseline))
