@@ -85,6 +85,7 @@ class Semantics(TorchFunctionMode):
         self._context_parallel = context_parallel
         self._padded, self._experts, self._images = padded, experts, images
         self._cache: dict[int, torch.Tensor] = {}
+        self._has_one_end = False
 
     @contextlib.contextmanager
     def casting(self, *, on: bool = True) -> Iterator[None]:
@@ -208,6 +209,16 @@ class Semantics(TorchFunctionMode):
         change = meta.split_images if func.__name__ == "split" else meta.as_type
         return change(func, *args, **kwargs) if self._images else NotImplemented
 
+    def _end_of_each(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the states at each sample's one end token, of which BART's and T5's classifiers count as many in each."""
+        if func.__name__ == "unique_consecutive":
+            self._has_one_end = _is_valueless(args[0])
+            return args[0][:1] if self._has_one_end else NotImplemented
+        states, index = args
+        if self._has_one_end and isinstance(index, tuple) and _is_valueless(index[0]) and index[0].dtype is torch.bool:
+            return states[:, -1]
+        return NotImplemented
+
     def _masked_select(self, func: Any, args: Any, kwargs: Any) -> Any:
         return args[0].flatten() if self._experts is not None and _is_valueless(args[0]) else NotImplemented
 
@@ -229,6 +240,7 @@ _SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
     "cross_entropy": Semantics._cross_entropy,
     "ctc_loss": Semantics._ctc_loss,
     "masked_select": Semantics._masked_select,
+    **dict.fromkeys(("unique_consecutive", "__getitem__"), Semantics._end_of_each),
     **dict.fromkeys(("item", "__float__"), Semantics._number),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), Semantics._recurrent),
     **dict.fromkeys(("split", "to"), Semantics._with_images),

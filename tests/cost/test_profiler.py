@@ -27,6 +27,7 @@ HEADS = [
     ("bert", Task.SEQUENCE_CLASSIFICATION),
     ("bert", Task.CAUSAL_LM),
     ("t5", Task.SEQ2SEQ_LM),
+    ("t5", Task.SEQUENCE_CLASSIFICATION),  # of the states at the tokens that end the samples
     ("vit", Task.IMAGE_CLASSIFICATION),
     ("wav2vec2", Task.SPEECH_CTC),
     pytest.param("wav2vec2", Task.AUDIO_CLASSIFICATION, marks=pytest.mark.slow),
