@@ -85,7 +85,7 @@ REFUSED = [
     ("14 CUDA graphs", {"torch_compile_backend": "cudagraphs"}, "llama", "does nothing on a CPU"),
     ("13 emptied cache", {"torch_empty_cache_steps": 1}, "llama", "empties the cache of a GPU's allocator"),
     ("13 expandable segments", {"expandable_segments": True}, "llama", "are of a GPU's allocator"),
-    ("19 balanced by tokens", {"train_sampling_strategy": "batch_rebalance"}, "llama", "all samples have one length"),
+    ("19 balanced by tokens", {"train_sampling_strategy": "batch_rebalance"}, "llama", "the samples have one length"),
     ("16 BitFit without biases", {"adapter": {"kind": "bitfit"}}, "llama", "bias"),
     ("17 quantized base alone", {"quantization": "nf4"}, "llama", "adapter"),
     ("18 experts of another kind", {"experts_implementation": "grouped_mm"}, "llama", "has no experts"),

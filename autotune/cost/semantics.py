@@ -210,7 +210,7 @@ class Semantics(TorchFunctionMode):
         return change(func, *args, **kwargs) if self._images else NotImplemented
 
     def _end_of_each(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the states at each sample's one end token, of which BART's and T5's classifiers count as many in each."""
+        """Return the states at each sample's one end token; BART's and T5's classifiers check that all have as many."""
         if func.__name__ == "unique_consecutive":
             self._has_one_end = _is_valueless(args[0])
             return args[0][:1] if self._has_one_end else NotImplemented

@@ -171,11 +171,13 @@ def _traces_of_own(code: OwnCode, request: TraceRequest, directory: Path) -> Tra
     from autotune.cost.full_depth import SAMPLES
     from autotune.cost.own_training import OwnTraining
     from autotune.execution.user_code import looked_at
-    from autotune.execution.user_data import first_batch, longest_of, rows_of, view
+    from autotune.execution.user_data import first_batch, longest_of, rows_of, stored_lengths, view
 
     def traced(trainer: Any, _: object) -> Traces:
         dataset = trainer.train_dataset
-        longest = longest_of(dataset, max(SAMPLES)) if code.reorders else None
+        longest = None
+        if code.reorders:
+            longest = longest_of(dataset, max(SAMPLES), stored_lengths(dataset, directory.parent / "data"))
 
         def batch_of(samples: int) -> Any:
             shown = dataset if longest is None else view(dataset, longest[:samples])

@@ -25,7 +25,7 @@ from autotune.execution import environment, user_code
 from autotune.execution.gradients import reported_split, split_of_loop, split_of_trainer
 from autotune.execution.runner import DESCRIBE_LIMIT_S
 from autotune.execution.user_code import CodeError, looked_at, own_values
-from autotune.execution.user_data import ends, first_batch, has_rows, lengths_of, view
+from autotune.execution.user_data import collated_lengths, ends, first_batch, has_rows, lengths_of, view
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
 from autotune.training.build import describe, frozen_paths
@@ -108,11 +108,19 @@ class Training:
         self.batches = self.overrides("get_train_dataloader", "_get_train_sampler", "_get_dataloader")
         if self.batches is None and (isinstance(samples, IterableDataset) or not has_length(samples)):
             self.batches = "the samples come as a stream"
-        self.lengths = lengths_of(samples) if self.batches is None else None
+        # Tokens of the samples, as a column has them or the collator makes them, and what trials order the samples by.
+        self.lengths = self.sizes = column = lengths_of(samples) if self.batches is None else None
+        self.has_column = column is not None
         self.weights = user_code.weights_of(self.model)
         if self.batches is None:
             samples = view(samples, np.arange(min(_FEW, len(samples)), dtype=np.int64))
         self.batch = first_batch(trainer, samples, _FEW)
+        made = next((name for name in ("input_ids", "input_values") if self._width(name)), None)
+        if self.batches is None and column is None and made is not None and not self._of_trl():
+            self.sizes = collated_lengths(trainer, made)
+            self.lengths = self.sizes if made == "input_ids" else None
+            if self.sizes is None:
+                self.batches = "the lengths of your samples can't be read"
         self.task = Task.OWN
         if self.is_of_library:
             name, kind = type(self.base).__name__, self.base.config.model_type
@@ -121,7 +129,7 @@ class Training:
     def described(self, data_directory: Path) -> Description:
         trainer, base, lengths = self.trainer, self.base, self.lengths
         recipe = self._recipe()
-        tokens = row_lengths(trainer.train_dataset) if recipe is not None and self.batches is None else lengths
+        tokens = row_lengths(trainer.train_dataset) if recipe is not None and self.batches is None else self.sizes
         if tokens is not None:
             tokens = np.minimum(tokens, getattr(trainer.args, "max_length", None) or tokens)
             write_lengths(tokens, data_directory / LENGTHS_FILE)
@@ -272,9 +280,9 @@ class Training:
         if not self.is_of_library:
             reason = f"{type(self.base).__name__} is no model of transformers: whether it casts its inputs isn't known"
             found.append(Barred(knob="precision", value="pure_bf16", reason=reason))
-        if self.lengths is None or not ends(self.trainer.train_dataset):
+        if not self.has_column or not ends(self.trainer.train_dataset):
             reason = "the samples have no input_ids whose lengths could be read in short time"
-            if self.lengths is not None:
+            if self.has_column:
                 reason = "your dataset raises no IndexError beyond its last sample, so that reading lengths never ends"
             found.append(Barred(knob="train_sampling_strategy", value="group_by_length", reason=reason))
         if any(kind.generates or kind.precomputes for kind in RECIPES.values() if kind.trainer in self._of_trl()):

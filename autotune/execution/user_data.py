@@ -82,9 +82,37 @@ def lengths_of(dataset: Any, column: str = "input_ids") -> NDArray[np.int64] | N
     return np.array(found, dtype=np.int64) if found else None
 
 
-def longest_of(dataset: Any, samples: int) -> NDArray[np.int64]:
-    """Return the numbers of so many samples, the longest first; without lengths, the first ones."""
-    lengths = lengths_of(dataset)
+def collated_lengths(trainer: Any, name: str) -> NDArray[np.int64] | None:
+    """Return the length of each sample in the batches that the collator makes, by their mask or in `name`.
+
+    None: that fails, or takes too long.
+    """
+    dataset, found, size = trainer.train_dataset, list[int](), 64
+    deadline = time.monotonic() + 10.0
+    with contextlib.suppress(Exception):  # of whatever kind: the trial of the baseline tells of it
+        while len(found) < len(dataset) and time.monotonic() < deadline:
+            numbers = np.arange(len(found), min(len(found) + size, len(dataset)))
+            batch = first_batch(trainer, view(dataset, numbers), len(numbers))
+            mask = batch.get("attention_mask")
+            if mask is not None and mask.ndim == 2 and len(mask) == len(numbers):
+                found += mask.cpu().sum(1).tolist()
+            elif size == 1:
+                found.append(int(batch[name].shape[1]))
+            size = size if len(found) > numbers[0] else 1
+    return np.array(found, dtype=np.int64) if len(found) == len(dataset) else None
+
+
+def stored_lengths(dataset: Any, directory: Path) -> NDArray[np.int64] | None:
+    """Return the lengths of the samples that were stored when the code was described; None: there are none of these."""
+    with contextlib.suppress(OSError, ValueError):
+        lengths: NDArray[np.int64] = np.load(directory / LENGTHS_FILE, allow_pickle=False)
+        return lengths if len(lengths) == len(dataset) else None  # of another data set
+    return None
+
+
+def longest_of(dataset: Any, samples: int, lengths: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+    """Return the numbers of so many samples, the longest first; where no lengths can be read, the first ones."""
+    lengths = lengths_of(dataset) if lengths is None else lengths
     order = np.arange(len(dataset)) if lengths is None else np.argsort(-lengths, kind="stable")
     return np.resize(order, samples).astype(np.int64)
 
@@ -106,11 +134,7 @@ def ordered(
     The latter is called with a number of steps; it returns the share of padding in those after the longest samples;
     None: unknown. The lengths are in `directory`, if they could be read.
     """
-    own, lengths = request.workload.own_code, None
-    with contextlib.suppress(OSError, ValueError):
-        lengths = np.load(directory / LENGTHS_FILE, allow_pickle=False)
-    if lengths is not None and len(lengths) != len(dataset):  # of another data set
-        lengths = None
+    own, lengths = request.workload.own_code, stored_lengths(dataset, directory)
     ranks = request.config.parallelism.data_parallel
     per_step = request.accumulation_steps * request.config.per_device_train_batch_size * ranks
     distinct, config = distinct_samples(request, samples)

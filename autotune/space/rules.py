@@ -280,12 +280,15 @@ def _chunked_loss(config: TrainConfig, workload: Workload, facts: ModelFacts, ha
         yield "chunked_loss: the head's weights are in parts, which are gathered for the head alone"
 
 
+_ONE_LENGTH = "the samples have one length, or lengths that aren't known (real data, --data, have many)"
+
+
 def _sampling(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     if config.train_sampling_strategy in ("random", "sequential"):
         return
     said = "balancing by tokens" if config.is_balanced else "grouping by length"
     if not (workload.lengths and workload.lengths.differ):
-        yield f"{said}: all samples have one length (real data, --data, have many)"
+        yield f"{said}: {_ONE_LENGTH}"
     if config.packing:
         yield f"packed batches have no padding that {said} could save"
     if config.is_balanced and not parallel_rules.accumulates(config, workload):
@@ -302,7 +305,7 @@ def _packing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
     if workload.task is not Task.CAUSAL_LM:
         yield f"packing joins the texts of causal models; the task is {workload.task}"
     if not (workload.lengths and workload.lengths.differ):
-        yield "packing: all samples have one length, so there is no padding (real data, --data, have many)"
+        yield f"packing: {_ONE_LENGTH}"
     if not facts.packs:
         yield f"packing: {workload.model.model_type} lets the samples of a row see each other"
     if config.attn_implementation == "eager":
@@ -315,7 +318,7 @@ def _padding(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
     if config.pad_to_multiple_of is None:
         return
     if not (workload.lengths and workload.lengths.differ):
-        yield "pad_to_multiple_of: all samples have one length (real data, --data, have many)"
+        yield f"pad_to_multiple_of: {_ONE_LENGTH}"
     if config.packing:
         yield "packed batches have no padding to a multiple"
     if workload.generates:

@@ -17,7 +17,7 @@ def training(kind):
     """Return a training by a Trainer of this kind, with the attributes that are looked at."""
     made = object.__new__(Training)
     made.trainer, made.task, made.lengths, made.is_of_library = object.__new__(kind), Task.CAUSAL_LM, [1], True
-    made.trainer.train_dataset = [{"input_ids": [1]}]
+    made.trainer.train_dataset, made.has_column = [{"input_ids": [1]}], True
     return made
 
 

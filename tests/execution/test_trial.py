@@ -136,6 +136,23 @@ def llama(bench, folder):
     return described(bench, code)
 
 
+@pytest.mark.parametrize("can_be_read", [True, False])
+def test_texts_of_which_the_collator_makes_tokens_are_ordered_by_these_or_have_no_known_lengths(
+    bench, tmp_path, can_be_read
+):
+    begun = "def collate(samples):"
+    ids = f'{begun}\n    samples = [{{"input_ids": s["ids"]}} for s in samples]\n'
+    text = LLAMA_SCRIPT.replace('{"input_ids": rows, "text": ["unused"] * len(rows)}', '{"ids": rows}')
+    text = text.replace(begun, ids if can_be_read else f"{ids}    assert len(samples) <= 16\n")
+    description, workload = described(bench, script(tmp_path, text, *QUIET, "--remove_unused_columns", "False"))
+    (barred,) = (bar for bar in description.own.barred if bar.knob == "train_sampling_strategy")
+    assert "no input_ids" in barred.reason
+    assert workload.own_code.reorders == can_be_read
+    assert any("can't be read: trials read the samples in that order" in n for n in description.notes) != can_be_read
+    known = workload.lengths
+    assert (None if known is None else (known.samples, known.maximum)) == ((96, 47) if can_be_read else None)
+
+
 def test_a_module_of_ones_own_is_described(net):
     description, _ = net
     found, facts = description.own, description.facts

@@ -5,8 +5,18 @@ import pytest
 import torch
 from datasets import Dataset
 from factories import make_config, make_request, make_workload
+from transformers import Trainer, TrainingArguments
 
-from autotune.execution.user_data import View, cut, lengths_of, longest_of, ordered, view
+from autotune.execution.user_data import (
+    View,
+    collated_lengths,
+    cut,
+    lengths_of,
+    longest_of,
+    ordered,
+    stored_lengths,
+    view,
+)
 from autotune.training.texts import write_lengths
 from autotune.values.budget import LossTask
 from autotune.values.workload import LENGTHS_FILE, OwnCode
@@ -63,6 +73,43 @@ def test_lengths_are_those_of_the_samples_of_which_the_longest_come_first(datase
     found = lengths_of(dataset)
     assert (None if found is None else found.tolist()) == lengths
     assert longest_of(dataset, 3).tolist() == longest
+
+
+def padded(samples, *, mask=True):
+    longest = max(sample["letters"] for sample in samples)
+    ids = torch.ones(len(samples), longest, dtype=torch.long)
+    real = torch.arange(longest) < torch.tensor([sample["letters"] for sample in samples])[:, None]
+    return {"input_ids": ids, **({"attention_mask": real.long()} if mask else {})}
+
+
+def broken(samples):
+    raise RuntimeError("no such letter")
+
+
+@pytest.mark.parametrize(
+    ("collate", "name", "found"),
+    [
+        (padded, "input_ids", LENGTHS),
+        (lambda samples: padded(samples, mask=False), "input_ids", LENGTHS),  # one sample at a time
+        (
+            lambda samples: {"input_values": torch.ones(len(samples), 2 * samples[0]["letters"])},
+            "input_values",
+            [2 * n for n in LENGTHS],
+        ),
+        (broken, "input_ids", None),
+    ],
+    ids=["with a mask", "without", "sounds", "broken"],
+)
+def test_lengths_that_only_the_collator_makes_are_read_from_its_batches(tmp_path, collate, name, found):
+    rows = [{"letters": n} for n in LENGTHS]
+    quiet = {"report_to": "none", "use_cpu": True, "remove_unused_columns": False}
+    trainer = Trainer(torch.nn.Linear(1, 1), TrainingArguments(str(tmp_path), **quiet), collate, rows)
+    lengths = collated_lengths(trainer, name)
+    assert (None if lengths is None else lengths.tolist()) == found
+    if lengths is not None:
+        write_lengths(lengths, tmp_path / LENGTHS_FILE)
+        assert longest_of(rows, 2, stored_lengths(rows, tmp_path)).tolist() == [1, 6]
+        assert stored_lengths(rows[:3], tmp_path) is None
 
 
 def test_rows_of_a_batch_are_cut_from_its_tensors_and_texts():
