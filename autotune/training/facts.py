@@ -223,7 +223,8 @@ def _linear_modules(model: PreTrainedModel) -> tuple[str, ...]:
 
 
 def _fsdp_conflict(model: PreTrainedModel) -> str | None:
-    """Return why accelerate can't shard `model` by FSDP2, or None: torch refuses a parameter that two units would own.
+    """Return why accelerate can't shard `model` by FSDP2, or None: torch refuses a parameter of two units, and a unit
+    made within one that is there.
 
     accelerate makes a unit of each layer of the classes in `_no_split_modules`, one of the input embedding, one of the
     head (with the embedding, if they are tied) and one of all the rest (`fsdp2_prepare_model` in 1.13 to 1.15).
@@ -242,7 +243,10 @@ def _fsdp_conflict(model: PreTrainedModel) -> str | None:
     owners: dict[int, tuple[object, str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):  # parents before their children
         is_layer = type(module).__name__ in layers or not path
-        unit = of_their_own.get(id(module), module if is_layer else units.get(path.rpartition(".")[0]))
+        around = units.get(path.rpartition(".")[0])
+        if id(module) in of_their_own and around not in (None, model):
+            return f"its {path} lies within {type(around).__name__}, and both would be FSDP units"
+        unit = of_their_own.get(id(module), module if is_layer else around)
         units[path] = unit
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             here = f"{path}.{name}".lstrip(".")

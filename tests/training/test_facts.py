@@ -162,11 +162,11 @@ def test_a_decoder_is_split_by_fsdp_and_t5_has_its_embedding_in_several_units_ti
     assert found.tensor_parallel_heads is None  # its class has no plan
 
 
-def test_berts_language_head_shares_its_bias_and_its_classifier_shares_nothing():
+def test_bert_is_not_split_by_fsdp_as_a_unit_holds_its_embedding_and_its_language_head_shares_a_bias():
     of_language = facts_of_config("bert", SIZES, Task.MASKED_LM, "encoder")
-    assert "bias" in of_language.not_fsdp
     assert of_language.tensor_parallel_heads is None
-    assert facts_of_config("bert", SIZES, Task.SEQUENCE_CLASSIFICATION, "encoder").not_fsdp is None
+    for found in (of_language, facts_of_config("bert", SIZES, Task.SEQUENCE_CLASSIFICATION, "encoder")):
+        assert "bert.embeddings.word_embeddings lies within BertEmbeddings" in found.not_fsdp
 
 
 @pytest.mark.parametrize(("keys", "heads"), [(8, 8), (2, 2), (6, 2)])
