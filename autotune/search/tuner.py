@@ -32,6 +32,10 @@ from autotune.verification.checks import Check
 from autotune.verification.finals import FINALIST_SHARE, Finals
 
 
+# The least that a trial in turn with others measures, as a share of what one alone does in a search.
+_LEAST_IN_TURN = 0.25
+
+
 class SearchInterrupted(AutotuneError):
     """Ctrl-C. `result` is the answer so far, also written to `path`; None if nothing was measured."""
 
@@ -102,8 +106,8 @@ class Pace:
         return max(1.0, limit_s)
 
     def has_time_for(self, configs: Sequence[TrainConfig]) -> bool:
-        """Whether final trials of `configs` fit what is left: in turn at least half as long as alone."""
-        needed_s = self._least_s(configs, 0.5) if len(configs) > 1 else self._finals.expected_s(configs)
+        """Whether final trials of `configs` fit what is left: in turn at least a quarter as long as alone."""
+        needed_s = self._least_s(configs, _LEAST_IN_TURN) if len(configs) > 1 else self._finals.expected_s(configs)
         return self.left_s() >= needed_s
 
     def _least_s(self, configs: Sequence[TrainConfig], factor: float = 1.0) -> float:
@@ -127,7 +131,8 @@ class Pace:
         for_each_s = (self.left_s() - finals.proof.expected_s() - sum(map(finals.setup_s, configs))) / len(configs)
         longest_s = budget.when_in_turn["measure_time_s"]
         timeout_s = max(1.0, min(len(configs) * budget.trial_timeout_s, self.left_s()))
-        return {"measure_time_s": min(longest_s, max(budget.measure_time_s, for_each_s)), "timeout_s": timeout_s}
+        least_s = _LEAST_IN_TURN * budget.measure_time_s
+        return {"measure_time_s": min(longest_s, max(least_s, for_each_s)), "timeout_s": timeout_s}
 
     def to_beat(self, purpose: Purpose) -> float | None:
         """Return the samples/s below which a trial can't become a finalist, so that it may measure less exactly.
@@ -301,9 +306,7 @@ class Tuner:
             # A further round is begun only if it leaves time for the checks.
             if not configs and self._pace.left_s() >= finals.expected_s(further) + finals.proof.expected_s():
                 configs = further
-            if configs:
-                if not self._pace.has_time_for(configs):
-                    return
+            if configs and self._pace.has_time_for(configs):
                 self._run(configs, Purpose.FINAL)
                 continue
             if not finals.contenders():

@@ -206,7 +206,7 @@ class Proof:
 
     def _why_not(self, trials: Sequence[TrialResult]) -> str:
         failed = next((r for r in reversed(trials) if r.measurement is None), None)
-        return ending(failed) if failed is not None else "the search ended first (its time was up, or it was stopped)"
+        return ending(failed) if failed is not None else "too little time was left, or the search was stopped"
 
     def _losses_s(self) -> float:
         reference, best = self.reference(), self._history.best()

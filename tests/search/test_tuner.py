@@ -612,7 +612,15 @@ def test_checks_that_there_is_no_time_for_are_not_begun_and_that_is_told(search)
     result = run.run()
     assert run.count(Purpose.LOSS_CHECK) < 3
     assert result.loss_check is None
-    assert any("the search ended first (its time was up, or it was stopped)" in note for note in result.proof_notes)
+    assert any("too little time was left, or the search was stopped" in note for note in result.proof_notes)
+
+
+def test_what_can_not_be_measured_again_is_checked_all_the_same(search, monkeypatch):
+    monkeypatch.setattr(Pace, "has_time_for", lambda pace, configs: False)
+    run = search(checked(), SMALL, **{**PROVEN, "budget": within(300.0, 200.0)})
+    result = run.run()
+    assert (run.count(Purpose.FINAL), run.count(Purpose.SOAK)) == (0, 1)
+    assert (result.verdict, result.soaked is not None) == ("unconfirmed", True)
 
 
 def test_what_flags_alone_say_of_a_scripts_leader_is_measured_with_it(search):

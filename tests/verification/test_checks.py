@@ -135,7 +135,7 @@ def test_a_soak_that_fails_is_tried_again_from_the_micro_batch_down_and_then_wit
     assert passed.proof.soaked(FAST) is not None
 
 
-ENDED = "the search ended first (its time was up, or it was stopped)"
+ENDED = "too little time was left, or the search was stopped"
 
 
 @pytest.mark.parametrize(
