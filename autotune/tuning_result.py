@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import os
+import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,7 +135,7 @@ class TuningResult(ResultData):
         Args:
             samples: Length of the dataset; the data start again from their beginning when they end.
             directory: Only for data from a file: where their lengths are, such as `data` of a run directory, or
-                are to be put.
+                are to be put [read anew each time].
 
         Raises:
             InputError: The file that the search read can't be read any more, or the data are the user's own code's.
@@ -145,6 +146,9 @@ class TuningResult(ResultData):
         from autotune.training.dataset import training_data
         from autotune.training.texts import TEXT_LENGTHS, prepare
 
+        if self.workload.dataset is not None and directory is None:
+            with tempfile.TemporaryDirectory() as made:
+                return self.training_data(samples, directory=made)
         where = Path(directory) if directory is not None else None
         if self.workload.dataset is not None and where is not None and not (where / TEXT_LENGTHS).exists():
             prepare(self.workload, where)

@@ -144,8 +144,13 @@ def test_printed_it_is_the_table_of_the_command_line_and_in_a_list_a_line(result
     assert result.verdict in repr(result)
 
 
-def test_data_of_a_file_ask_for_a_directory(result, tmp_path):
-    (tmp_path / "texts.txt").write_text("some words\n")
+@pytest.mark.parametrize("directory", [None, "lengths"])
+def test_data_of_a_file_are_read_from_it_anew_or_by_the_lengths_of_a_directory(result, tmp_path, directory):
+    (tmp_path / "texts.txt").write_text("some words\nand some more of them\n")
     of_file = result.workload.model_copy(update={"dataset": str(tmp_path / "texts.txt")})
-    with pytest.raises(InputError, match="give directory="):
-        changed(result, workload=of_file).training_data(4)
+    (tmp_path / "lengths").mkdir()
+    where = None if directory is None else tmp_path / directory
+    samples, collator = changed(result, workload=of_file).training_data(4, directory=where)
+    batch = collator([samples[index] for index in range(4)])
+    assert batch["input_ids"].shape == (4, len("and some more of them") + 1)
+    assert bool([*(tmp_path / "lengths").iterdir()]) == (directory is not None)

@@ -144,9 +144,11 @@ def run_until_training(code: OwnCode, data: Path, on_train: Callable[[Any, Calla
     except _Reached:
         pass
     except SystemExit as error:
-        ended = f"it ended with exit code {error.code}"
+        ended = f"it ended with exit code {error.code or 0}"
+        if isinstance(error.code, str):
+            ended = f"it ended: {' '.join(error.code.split())},"
         if error.code == 2:  # argparse's, where a command line can't be read
-            ended += ", as with options that it doesn't know (those of autotune stand before --),"
+            ended += ", as with options that it lacks or doesn't know (those of autotune stand before --),"
     if failed:
         raise failed[0]
     if not found:

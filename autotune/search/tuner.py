@@ -31,7 +31,6 @@ from autotune.verification import verdict
 from autotune.verification.checks import Check
 from autotune.verification.finals import FINALIST_SHARE, Finals
 
-
 # The least that a trial in turn with others measures, as a share of what one alone does in a search.
 _LEAST_IN_TURN = 0.25
 

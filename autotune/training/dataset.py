@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.errors import InputError
 from autotune.training.inputs import image_or_sound, image_text, labels_of, special_ids
 from autotune.training.texts import text_lengths
 from autotune.values.config import TrainConfig
@@ -69,8 +68,7 @@ def training_data(
         # A tokenizer gives a mask, by which compiled models choose their attention, even where nothing is padded.
         collator = positioned_batch if shares_tokens else padded
         return Repeated(_texts(workload, model_config, None), samples), collator
-    if directory is None:
-        raise InputError("the data are of a file: give directory=, where their lengths are or are to be put")
+    assert directory is not None
     lengths = text_lengths(directory)
     config = config or TrainConfig(per_device_train_batch_size=1)
     if longest_first is not None:

@@ -223,8 +223,9 @@ def _linear_modules(model: PreTrainedModel) -> tuple[str, ...]:
 
 
 def _fsdp_conflict(model: PreTrainedModel) -> str | None:
-    """Return why accelerate can't shard `model` by FSDP2, or None: torch refuses a parameter of two units, and a unit
-    made within one that is there.
+    """Return why accelerate can't shard `model` by FSDP2, or None.
+
+    torch refuses a parameter that two units would own, and a unit that is made within one that is there.
 
     accelerate makes a unit of each layer of the classes in `_no_split_modules`, one of the input embedding, one of the
     head (with the embedding, if they are tied) and one of all the rest (`fsdp2_prepare_model` in 1.13 to 1.15).

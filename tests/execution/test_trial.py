@@ -339,7 +339,8 @@ def test_samples_that_come_as_a_stream_keep_their_order(bench, tmp_path):
 FAILING = {
     "print('no training here')": "it ended without having called Trainer.train",
     "raise SystemExit(3)": "it ended with exit code 3 without having called",
-    "raise SystemExit(2)": r"options that it doesn't know \(those of autotune stand before --\), without having",
+    "raise SystemExit('no texts')": "it ended: no texts, without having called",
+    "raise SystemExit(2)": r"options that it lacks or doesn't know \(those of autotune stand before --\), with",
     "1 / 0": "failed before it trained: ZeroDivisionError: division by zero",
     "import no_such_module": "ModuleNotFoundError: .*; it runs in the environment of autotune, /",
     "input('Go on? ')": "EOFError: .*; it runs with an empty standard input, so that it can't ask",
