@@ -60,8 +60,9 @@ def cost_model(
     if (plan.workload.task is Task.OWN and code is None) or (code is not None and code.not_predicted is not None):
         return None
     traces = _read(directory / "trace" / "answer.json") or _trace(plan, runner, directory / "trace", left_s, most_s)
+    untold = "no prediction for some configurations" if traces.profiles else "no prediction"
     for failure in traces.failures:
-        observer(Note(text=f"no prediction: {failure}"))
+        observer(Note(text=f"{untold}: {failure}"))
     if traces.left:
         slow = "kind of configurations is" if traces.left == 1 else "kinds of configurations are"
         observer(Note(text=f"no prediction: {traces.left} {slow} tried without one: tracing takes too long"))

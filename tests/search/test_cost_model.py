@@ -187,8 +187,12 @@ def test_a_child_that_dies_leaves_the_search_without_a_model(predict, notes, ans
 @pytest.mark.parametrize(
     ("left", "traced", "said"),
     [
-        (lambda folder: write_value(make_profile(FP32), folder / "profile-000.json"), True, None),
-        (lambda folder: (folder / "log.txt").write_text("MemoryError"), False, "tracing failed: see trace/log.txt"),
+        (
+            lambda folder: write_value(make_profile(FP32), folder / "profile-000.json"),
+            True,
+            " for some configurations: tracing the",
+        ),
+        (lambda folder: (folder / "log.txt").write_text("MemoryError"), False, ": tracing failed: see trace/log.txt"),
     ],
     ids=["a trace", "its log"],
 )
@@ -201,7 +205,8 @@ def test_what_a_child_had_traced_when_it_died_is_used_and_its_log_is_named(notes
 
     model = cost_model(make_plan(space=SPACE), Dies(tmp_path, None), tmp_path, lambda e: notes.append(e.text))
     assert (model is not None and set(model.profiles) == {FP32}) == traced
-    assert said is None or notes == [f"no prediction: {said}"]
+    assert len(notes) == 1
+    assert notes[0].startswith(f"no prediction{said}")
 
 
 def test_a_gpu_that_the_table_lacks_is_predicted_by_the_nearest_and_told(predict, notes):
