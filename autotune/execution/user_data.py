@@ -87,7 +87,7 @@ def collated_lengths(trainer: Any, name: str) -> NDArray[np.int64] | None:
 
     None: that fails, or takes too long.
     """
-    dataset, found, size = trainer.train_dataset, list[int](), 64
+    dataset, found, size = trainer.train_dataset, list[int](), 16
     deadline = time.monotonic() + 10.0
     with contextlib.suppress(Exception):  # of whatever kind: the trial of the baseline tells of it
         while len(found) < len(dataset) and time.monotonic() < deadline:
@@ -96,6 +96,8 @@ def collated_lengths(trainer: Any, name: str) -> NDArray[np.int64] | None:
             mask = batch.get("attention_mask")
             if mask is not None and mask.ndim == 2 and len(mask) == len(numbers):
                 found += mask.cpu().sum(1).tolist()
+                has_more = any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in batch.values())
+                size = 16 if has_more else 256  # images or sounds beside tokens take a device's memory
             elif size == 1:
                 found.append(int(batch[name].shape[1]))
             size = size if len(found) > numbers[0] else 1
