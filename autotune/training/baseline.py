@@ -69,8 +69,8 @@ _FSDP_WORDS: dict[str, dict[str, bool]] = {
 # Settings of a DeepSpeed file that stay the Trainer's or change no number: trials have them as `arguments` writes them.
 _ZERO_OTHERS = frozenset({
     "allgather_bucket_size", "allgather_partitions", "bf16", "contiguous_gradients", "fp16",
-    "gradient_accumulation_steps",
-    "gradient_clipping", "overlap_comm", "reduce_bucket_size", "reduce_scatter", "round_robin_gradients",
+    "gradient_accumulation_steps", "gradient_clipping",
+    "overlap_comm", "reduce_bucket_size", "reduce_scatter", "round_robin_gradients",
     "stage3_gather_16bit_weights_on_model_save", "stage3_max_live_parameters", "stage3_max_reuse_distance",
     "stage3_param_persistence_threshold", "stage3_prefetch_bucket_size", "steps_per_print", "sub_group_size",
     "train_batch_size", "train_micro_batch_size_per_gpu", "wall_clock_breakdown", "zero_allow_untested_optimizer",
@@ -279,4 +279,7 @@ def _zero(given: dict[str, Any], source: str) -> dict[str, Any]:
     if others:
         named = ", ".join(sorted(others))
         raise InputError(f"{source}: deepspeed: {named}: is not among the settings that are searched; remove it")
+    for half in ("bf16", "fp16"):
+        if (document.get(half) or {}).get("enabled") is True and not given.get(half):
+            raise InputError(f"{source}: deepspeed: {half} is enabled there alone: set it for the Trainer, too")
     return {"sharding": next(name for name, stage in ZERO_STAGES.items() if stage == zero["stage"]), "offload": offload}
