@@ -280,6 +280,7 @@ def _zero(given: dict[str, Any], source: str) -> dict[str, Any]:
         named = ", ".join(sorted(others))
         raise InputError(f"{source}: deepspeed: {named}: is not among the settings that are searched; remove it")
     for half in ("bf16", "fp16"):
-        if (document.get(half) or {}).get("enabled") is True and not given.get(half):
+        said = document.get(half)
+        if not given.get(half) and (said.get("enabled") if isinstance(said, dict) else said) is True:
             raise InputError(f"{source}: deepspeed: {half} is enabled there alone: set it for the Trainer, too")
     return {"sharding": next(name for name, stage in ZERO_STAGES.items() if stage == zero["stage"]), "offload": offload}

@@ -142,6 +142,7 @@ def test_a_deepspeed_configuration_that_a_search_writes_is_read_as_what_it_means
     [
         ({"optimizer": {"type": "AdamW"}}, "deepspeed: optimizer: is not among the settings that are searched"),
         ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}, "deepspeed: zero_hpz_partition_size: "),
+        ({"fp16": True}, "deepspeed: fp16 is enabled there alone"),
         ({"bf16": {"enabled": True}}, "deepspeed: bf16 is enabled there alone"),
         ({"zero_optimization": {"stage": 0}}, "expected a zero_optimization of stage 1, 2 or 3"),
         ({"zero_optimization": [2]}, "expected a zero_optimization of stage 1, 2 or 3"),
