@@ -77,12 +77,12 @@ def attention(recorder: Recorder, call: AttentionCall, generation: Generation | 
     `generation`: of a CUDA device; None: the CPU, whose kernel lays its output out by position. `context_parallel`:
     devices that have a part of the tokens each and pass on their keys and values.
     """
-    if generation is None:
-        return _fused(Kernel("fused", recorder), *call[:4], call.is_causal)
     mask = call.attn_mask
     if mask is not None and mask.dtype is torch.bool:  # convert_boolean_attn_mask
         mask = torch.zeros_like(mask, dtype=call.query.dtype)
         call = call._replace(attn_mask=mask)
+    if generation is None:
+        return _fused(Kernel("fused", recorder), *call[:4], call.is_causal)
     kernel = chosen(call, generation)
     if context_parallel > 1 and kernel != "flash":
         raise NotImplementedError("context parallel: torch's ring around this kernel isn't known")

@@ -178,7 +178,7 @@ class CostModel:
         accumulation = (self.workload.global_batch_size or together) / together
         padded = in_full_length(self.workload, kind, sizes)
         pairs = zip(padded.largest.tolist(), accumulation.tolist(), strict=True)
-        parts = [Footprint(kind, profile, size, steps).stepping() for size, steps in pairs]
+        parts = [Footprint(kind, self._packed(kind, profile, n), n, steps).stepping() for n, steps in pairs]
         allocated = np.array([p.allocated for p in parts])
         context = 0.0 if self.hardware.is_cpu else framework_bytes(self.hardware)[0]
         unsure = UNEVEN_ROUTING * allocated if self.experts else np.zeros(len(sizes))
@@ -242,7 +242,15 @@ class CostModel:
 
     def _footprint(self, config: TrainConfig, profile: Profile) -> Footprint:
         size = float(self._padded(config).largest[0])
-        return Footprint(config, profile, size, self.workload.accumulation_steps(config))
+        packed = self._packed(config, profile, size)
+        return Footprint(config, packed, size, self.workload.accumulation_steps(config))
+
+    def _packed(self, config: TrainConfig, profile: Profile, samples: float) -> Profile:
+        """Return the profile of so many samples as one row, if they are, whose masks SDPA keeps in each layer."""
+        if not config.packing or config.attn_implementation != "sdpa" or self.workload.lengths is None:
+            return profile
+        storages = profile.storages.of_one_row(samples, self.workload.lengths.maximum)
+        return profile.model_copy(update={"storages": storages})
 
     def host_bytes(self, config: TrainConfig) -> float:
         profile = self.profile(config)
@@ -257,6 +265,10 @@ class CostModel:
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:
         footprint, rough = self._footprint(config, profile), roughness(config, profile)
         parts, unused = self._peak(config, profile, self.evaluation)
+        if self.evaluation is not None and self.evaluation.kept_samples:
+            # Each join of kept logits leaves a block, which the allocator gives back before memory runs out.
+            room = self.hardware.memory_bytes - framework_bytes(self.hardware)[0] - parts.allocated
+            unused = min(unused, max(0.0, room))
         own = self.workload.fixed_arguments.get("per_device_eval_batch_size")
         counted = footprint.phases(self.evaluation or (Evaluation(batch=own) if own else None))
         # Outside of the allocator, and not learned: paged states and NCCL's buffers.

@@ -36,6 +36,9 @@ REFERENCE = "reference"
 
 Vector = NDArray[np.float64]
 
+# Operators that make SDPA's masks, the last where a row is no multiple of 8 tokens.
+_MASKING = ("bitwise_and", "zeros_like", "constant_pad_nd")
+
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 
@@ -110,6 +113,15 @@ class Storages(Value):
     @property
     def alive(self) -> Vector:
         return alive(self.rows, self.forward_end)
+
+    def of_one_row(self, samples: float, length: int) -> Self:
+        """Return those of so many samples of `length` tokens as one row, with masks of all pairs of its tokens."""
+        rows = self.rows.copy()
+        masking = np.isin(rows[:, 6], [at for at, (_, operator) in enumerate(self.origins) if operator in _MASKING])
+        elements = rows[:, 3] / length**2  # a mask has 1, 2 or 4 bytes for each pair, a padded one a few more
+        is_mask = masking & (rows[:, 2] == 0) & (elements >= 1) & (elements <= 4 * (1 + 16 / length))
+        rows[is_mask, 3] *= samples
+        return type(self).of(rows, **self.model_dump(exclude={"packed"}))
 
 
 @functools.lru_cache(maxsize=16)

@@ -43,6 +43,7 @@ from autotune.values.workload import LENGTHS_FILE, RECIPES, STEP_FILE, Barred, O
 
 _UNITS = "transformer_layer_cls_to_wrap"  # FSDP's
 _FEW = 2  # samples of the batch that is looked at
+_ONE_ROW = "batches are one row, of which eager attention would hold the scores of every sample against all others"
 
 
 def run_describe(directory: Path) -> None:
@@ -121,6 +122,9 @@ class Training:
             self.lengths = self.sizes if made == "input_ids" else None
             if self.sizes is None:
                 self.batches = "the lengths of your samples can't be read"
+        # Whether the collator makes one row of all samples.
+        rows = self.batch["input_ids"] if self.lengths is not None and self._width("input_ids") else ()
+        self.packs = len(rows) == 1 < len(trainer.train_dataset)
         self.task = Task.OWN
         if self.is_of_library:
             name, kind = type(self.base).__name__, self.base.config.model_type
@@ -138,7 +142,8 @@ class Training:
         if lengths is not None:
             longest = int(lengths[:_FEW].max())
             # Collators round the length of a batch up, to multiples of 64 at most.
-            pads, width = longest <= width < longest + 64, max(width, int(lengths.max()))
+            pads = longest <= width < longest + 64
+            width = int(lengths.max()) if self.packs else max(width, int(lengths.max()))
         whose = self._whose_loss()
         searched = {name: value for name, value in self.arguments.items() if name in SEARCHED_ARGUMENTS}
         checkpoints, held = user_code.checkpointing(base, self.arguments), self._held()
@@ -171,6 +176,7 @@ class Training:
             quantization=user_code.quantization(base),
             reorders=self.batches is None,
             pads=pads,
+            packs=self.packs,
             has_rows=rows,
             normalizes=whose is None,
             own_loss=self._has_own_loss(),
@@ -285,6 +291,8 @@ class Training:
             if self.has_column:
                 reason = "your dataset raises no IndexError beyond its last sample, so that reading lengths never ends"
             found.append(Barred(knob="train_sampling_strategy", value="group_by_length", reason=reason))
+        if self.packs:
+            found.append(Barred(knob="attn_implementation", value="eager", reason=_ONE_ROW))
         if any(kind.generates or kind.precomputes for kind in RECIPES.values() if kind.trainer in self._of_trl()):
             reason = "TRL switches it off in each step, and on again for all layers"  # for the reference, to generate
             partial = [name for name, kind in CHECKPOINTING.items() if kind.every > 1 or kind.offload]
@@ -297,10 +305,10 @@ class Training:
     def _recipe(self) -> Any:
         """Return the recipe whose Trainer of TRL's this is, with its usual loss and reference; None: it is another."""
         names, args = self._of_trl(), self.trainer.args
-        if getattr(args, "precompute_ref_log_probs", False) or getattr(args, "padding_free", False):
+        if getattr(args, "precompute_ref_log_probs", False):
             return None
         is_other_loss = self.trainer.compute_loss_func is not None
-        if "SFTTrainer" in names and (args.loss_type != "nll" or args.packing or is_other_loss):
+        if "SFTTrainer" in names and (args.loss_type != "nll" or is_other_loss):
             return None
         kinds = (n for n, k in RECIPES.items() if k.trainer in names and k.task is self.task and not k.generates)
         return next(kinds, None)
@@ -312,6 +320,8 @@ class Training:
             return "the model has packed weights" if any(quantized_layers(self.base)) else None
         if (reason := user_code.not_traced(self.model, self.base)) is not None:
             return reason
+        if self.packs and self.base.config._attn_implementation == "eager":
+            return _ONE_ROW
         if self.weights not in ("float32", "bfloat16", "float16"):
             return f"weights in {self.weights}"
         has_ids = not self.task.takes_text or self._width("input_ids") is not None

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 from transformers import TrainerCallback
 
@@ -39,6 +40,7 @@ class PeakRecorder(TrainerCallback):  # type: ignore[misc]  # transformers is un
             return
         layer = re.compile(r"(?<=\.)\d+(?=\.|$)")
         self._names = {id(module): layer.sub("*", name) for name, module in trainer.model.named_modules()}
+        self._names[id(trainer.model)] = type(trainer.model).__name__
         nn.modules.module.register_module_forward_pre_hook(self._entered)
         nn.modules.module.register_module_forward_hook(self._left, always_call=True)
 
@@ -96,6 +98,7 @@ class PeakRecorder(TrainerCallback):  # type: ignore[misc]  # transformers is un
         for address, (size, module) in there.items():
             # Freed addresses are used again, so that a block made in a forward pass is no gradient.
             kind = "activations" if module else self._kinds.get(address, "temporaries")
+            kind = "communication" if module == DistributedDataParallel.__name__ else kind  # its buckets of gradients
             key = kind, module
             sizes[key] += size
             counts[key] += 1

@@ -90,7 +90,8 @@ def trl(result: ResultData) -> Draft:
     # Defaults of SFTConfig that differ from TrainingArguments' or add to them, as they were measured (TRL 1.16:
     # trainer/base_config.py, sft_config.py). Of checkpointing and bf16 the measured arguments say whether they are on.
     sft: dict[str, Any] = {"learning_rate": 5e-5, "logging_steps": 500, "packing": False, "loss_type": "nll"}
-    sft |= {"max_length": result.workload.sequence_length, "padding_free": result.best.config.packing}
+    packs, longest = result.best.config.packing, result.workload.sequence_length
+    sft |= {"max_length": None if packs else longest, "padding_free": packs}  # TRL cuts no samples that it doesn't pad
     if result.best.config.pad_to_multiple_of is not None:
         sft["pad_to_multiple_of"] = result.best.config.pad_to_multiple_of
     return trainer(result, TRL, "train_trl.py.j2", sft, weighs=False)

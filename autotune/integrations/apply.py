@@ -30,7 +30,8 @@ def prepared(answer: Path, command: Sequence[str]) -> tuple[OwnCode, ResultData]
     result, code = read_result(answer), code_of(command)
     if result.arguments.quantization is not None:
         raise InputError(f"{answer}: has packed base weights, which a model can't be given once it is made")
-    if result.best.config.packing:
+    known = result.workload.own_code
+    if result.best.config.packing and not (known is not None and known.packs):
         raise InputError(f"{answer}: packs samples, which your script puts into batches by itself")
     processes = os.environ.get("WORLD_SIZE", "1")
     if not processes.isdecimal():
@@ -43,7 +44,6 @@ def prepared(answer: Path, command: Sequence[str]) -> tuple[OwnCode, ResultData]
         devices = result.best.config.parallelism.world_size
         raise InputError(f"{answer}: is for {devices} processes, and this is one of {processes} (WORLD_SIZE)")
     # Knobs that the code sets itself stay the script's; an answer that was found for a model alone decides all knobs.
-    known = result.workload.own_code
     traits = {name: getattr(known, name) for name in ("held", "normalizes", "checkpoints")} if known is not None else {}
     return code.model_copy(update=traits or {"normalizes": True}), result
 

@@ -64,7 +64,7 @@ def _names(value: object) -> object:
 def _knobs(value: object) -> object:
     names = _names(value)
     if names == () and value:
-        raise ValueError("names no knob")
+        raise ValueError("expected names of knobs, as in --only micro-batch,optim")
     return tuple(dict.fromkeys(knob_named(n, "--only").option for n in names)) if isinstance(names, tuple) else names
 
 

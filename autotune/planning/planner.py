@@ -163,6 +163,8 @@ def plan_from(
     """
     options, hardware, facts = start.options, start.hardware, found.facts
     workload = workload.model_copy(update={"lengths": found.lengths})
+    if found.lengths is not None and workload.recipe is not None and workload.recipe.kind.generates:
+        workload = workload.model_copy(update={"sequence_length": found.lengths.maximum})  # TRL cuts no prompts
     start.notes.extend(found.notes)
     for number in start.devices:
         if (workload.global_batch_size or 0) % number and workload.own_step is None:

@@ -108,6 +108,7 @@ class UserTrainer(Subject):
         devices, hardware = start.devices[0], start.of_baseline
         batch = check_batch(arguments.global_batch_size * devices, "your TrainingArguments: the global batch")
         baseline = baseline_config(arguments, batch, about.facts, hardware)
+        baseline = baseline.model_copy(update={"packing": found.packs})
         if found.weights == "bfloat16" and baseline.precision is Precision.FP32:
             baseline = baseline.model_copy(update={"precision": Precision.PURE_BF16})
         known = {name: getattr(found, name) for name in Traits.model_fields} | {"held": {}}

@@ -46,14 +46,14 @@ def searched_workload(
             below, above = batch // ranks * ranks, -(-batch // ranks) * ranks
             nearest = f"{below} and {above} do" if below else f"{above} does"
             raise InputError(f"--global-batch {batch}: {ranks} devices can't share it evenly; {nearest}")
-    workload = with_batch(workload, batch, notes)
+    data = {"dataset": str(checked_path(options.data)) if options.data else None, "text_field": options.text_field}
+    workload = with_batch(workload.model_copy(update=data), batch, notes)
     if workload.recipe is not None and workload.recipe.kind.generates:
         is_there = find_spec("vllm") is not None
         why = "it loads weights by name, and a trial's are random" if is_there else "it isn't installed"
         notes.append(f"not tried: generating with vLLM (use_vllm), as {why}; transformers generates")
-    data = {"dataset": str(checked_path(options.data)) if options.data else None, "text_field": options.text_field}
     fixed = arguments.fixed if arguments else {}
-    return workload.model_copy(update={**data, "seed": options.seed, "fixed_arguments": fixed})
+    return workload.model_copy(update={"seed": options.seed, "fixed_arguments": fixed})
 
 
 def workload_of(
@@ -145,6 +145,8 @@ def check_recipe(options: WorkloadOptions) -> None:
     for name in ("generations", "reward"):
         if name in given and not kind.generates:
             raise InputError(f"--{name}: {options.recipe} generates nothing")
+    if kind.generates and {"data", "prompt_len"} <= given.keys():
+        raise InputError("--prompt-len: the prompts of --data are as long as they are; leave one of the two out")
     if options.generations == 1:
         raise InputError("--generations 1: TRL compares the completions of a prompt, which takes two or more")
     if options.global_batch == "any" and kind.generates:
@@ -187,7 +189,10 @@ def with_batch(workload: Workload, batch: int | None, notes: list[str]) -> Workl
         if batch is not None and batch % recipe.generations:
             each = recipe.generations
             raise InputError(f"--global-batch {batch}: is no multiple of the {each} generations of a prompt")
-        lengths = f"prompts of {recipe.prompt_length} tokens, completions of {recipe.completion_length}"
+        prompts = f"prompts of {recipe.prompt_length} tokens" if workload.dataset is None else "your prompts"
+        lengths = f"{prompts}, completions of {recipe.completion_length}"
+        if workload.dataset is not None and not recipe.kind.generates:
+            lengths = "your prompts and completions"
         notes.append(f"TRL's {recipe.kind.trainer}: {lengths}{'' if batch is None else f', {recipe.shown(batch)}'}")
         if recipe.kind.generates:
             notes.append("a sample is a completion, and a step is a whole cycle: generating, scoring and training")

@@ -300,7 +300,7 @@ def _sampling(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
 
 
 def _packing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
-    if not config.packing:
+    if not config.packing or workload.own_code is not None:
         return
     if workload.task is not Task.CAUSAL_LM:
         yield f"packing joins the texts of causal models; the task is {workload.task}"

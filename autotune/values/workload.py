@@ -81,6 +81,7 @@ class Traits(Value):
     checkpoints: bool = False  # whether the model itself has checkpointing on, which the arguments don't ask for
     reorders: bool = False  # whether trials set the order of the samples
     pads: bool = False  # whether batches are padded to their longest sample
+    packs: bool = False  # whether the samples of a batch are one row
     has_rows: bool = False  # whether batches have a row for each sample
     normalizes: bool = False  # whether the loss is averaged over the global batch
     own_loss: bool = False  # whether the Trainer's loss isn't that of a model of transformers or TRL
@@ -253,8 +254,9 @@ class Workload(Value):
         for name in ("model", "task", "sequence_length", "target_length", "global_batch_size", "lengths", "recipe"):
             values = [getattr(workload, name) for workload in (self, other)]
             if values[0] != values[1]:
-                shown = [getattr(value, "name", getattr(value, "mean", value)) for value in values]
-                return f"{name.replace('_', ' ')} {shown[0]} and {shown[1]}"
+                shown = ["none" if v is None else getattr(v, "name", getattr(v, "mean", v)) for v in values]
+                named = "mean length of the data" if name == "lengths" else name.replace("_", " ")
+                return f"{named} {shown[0]} and {shown[1]}"
         return None
 
     def accumulation_steps(self, config: TrainConfig) -> int:

@@ -14,7 +14,7 @@ from autotune.cost.family import Shape, shape_of
 from autotune.cost.profile import TRANSFER, layers_of
 from autotune.cost.profiler import profile
 from autotune.estimates.forecast import Traces
-from autotune.training.build import frozen_layers, frozen_paths
+from autotune.training.build import build_model, frozen_layers, frozen_paths
 from autotune.training.resolve import resolve
 from autotune.value import read_value, write_value
 from autotune.values.model import ModelSpec, Task
@@ -55,6 +55,43 @@ def is_extended(traced) -> bool:
 
 def trained(traced) -> int:
     return sum(g.count * g.elements for g in traced.parameters if g.trained)
+
+
+def test_in_a_row_of_several_samples_each_layers_mask_has_all_pairs_of_its_tokens(spec_of):
+    samples, length = 4, 64
+    task, how = Task.CAUSAL_LM, {"dtype": "float32", "attn_implementation": "sdpa"}
+    model = build_model(spec_of("llama"), task, device="cpu", **how).train()
+    model.config.use_cache = False
+    ids, positions = torch.ones((samples, length), dtype=torch.long), torch.arange(length).repeat(samples)[None]
+    padding = torch.ones_like(ids)
+    padding[0, 0] = 0
+    rows = {"input_ids": ids, "labels": ids, "attention_mask": padding}
+    row = {"input_ids": ids.view(1, -1), "labels": ids.view(1, -1), "position_ids": positions}
+
+    def masks(inputs):
+        found = {}
+
+        def note(tensor):
+            if tensor.ndim == 4 and tensor.shape[1] == 1 and tensor.shape[-1] == tensor.shape[-2]:
+                found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            output = model(**inputs)
+        assert output.loss.requires_grad
+        return sum(found.values())
+
+    shape = Shape(task=task, length=length, padded=True)
+    storages = profile(spec_of("llama"), make_family(), shape).storages
+
+    def kept(storages):
+        made, freed, fixed, of_sample = storages.rows.T[:4]
+        is_kept = (made < storages.forward_end) & (storages.forward_end < freed)
+        return (fixed + of_sample * samples)[is_kept].sum()
+
+    more = masks(row) - masks(rows)
+    assert more > 0
+    assert kept(storages.of_one_row(samples, length)) - kept(storages) == more
 
 
 @pytest.mark.parametrize(("model", "task"), HEADS)

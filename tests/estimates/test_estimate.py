@@ -93,3 +93,11 @@ def test_logits_that_metrics_keep_can_be_the_peak_and_decide_whether_it_fits(est
     assert f"that of the evaluation, and training has {training} allocated at most" in kept.would_fit
     assert kept.would_fit in kept.notes
     assert not any("evaluation" in note for note in plain.notes)
+
+
+def test_what_joined_logits_leave_unused_is_given_back_before_memory_runs_out(estimated):
+    few, more, most = (estimated(fix={"micro-batch": "1"}, eval_samples=n).predicted for n in (2000, 8000, 20_000))
+    assert [found.fits for found in (few, more, most)] == ["probably", "probably", "no"]
+    # On the stand-in GPT-2 with 256 samples reserves all of an A100: 50.5 GiB of logits, 413 if none were given back.
+    assert more.memory.device_peak_bytes == pytest.approx(hypothetical(gpu_named(GPU)).memory_bytes)
+    assert most.memory.reserved_peak_bytes == most.memory.allocated_peak_bytes

@@ -17,7 +17,7 @@ def training(kind):
     """Return a training by a Trainer of this kind, with the attributes that are looked at."""
     made = object.__new__(Training)
     made.trainer, made.task, made.lengths, made.is_of_library = object.__new__(kind), Task.CAUSAL_LM, [1], True
-    made.trainer.train_dataset, made.has_column = [{"input_ids": [1]}], True
+    made.trainer.train_dataset, made.has_column, made.packs = [{"input_ids": [1]}], True, False
     return made
 
 
@@ -70,8 +70,8 @@ def test_the_settings_of_a_launcher_hold_where_the_code_says_nothing(written, pr
     [
         ("DPOTrainer", {}, "dpo"),
         ("DPOTrainer", {"precompute_ref_log_probs": True}, None),
-        ("SFTTrainer", {"loss_type": "nll", "packing": False}, "sft"),
-        ("SFTTrainer", {"loss_type": "dft", "packing": False}, None),
+        ("SFTTrainer", {"loss_type": "nll"}, "sft"),
+        ("SFTTrainer", {"loss_type": "dft"}, None),
         ("GRPOTrainer", {}, None),
     ],
     ids=str,

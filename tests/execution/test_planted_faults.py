@@ -177,3 +177,6 @@ def test_a_collator_that_packs_all_samples_into_one_row_drops_none(look, tmp_pat
     found = look(make)
     assert isinstance(found, Description), found
     assert not found.own.has_rows
+    assert found.own.packs
+    assert found.own.sequence_length == found.lengths.maximum  # of a sample, not of all in the row
+    assert found.own.not_predicted is None

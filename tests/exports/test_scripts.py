@@ -263,6 +263,11 @@ def test_trls_trainers_train_from_a_script(name, recipe_answer, run):
     assert math.isfinite(found["loss"])
 
 
+def test_trl_is_asked_to_cut_no_samples_where_it_pads_none(answer):
+    given = constant(draft(answer("llama", Task.CAUSAL_LM, packing=True), "trl").text, "SFT_ARGUMENTS")
+    assert (given["padding_free"], given["max_length"]) == (True, None)  # with a length TRL 1.16 refuses it
+
+
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.filterwarnings("default")
 def test_a_script_of_trl_has_the_losses_of_the_trial(name, recipe_answer, run, tmp_path, monkeypatch):

@@ -65,7 +65,7 @@ def test_answers_that_do_not_compare_are_refused():
     with pytest.raises(InputError, match="train something else: global batch size 16 and 64"):
         compare(FIRST, other)
     lengths = LengthProfile(samples=9, mean=40.0, minimum=1, median=40, p95=80, maximum=90)
-    with pytest.raises(InputError, match=r"train something else: lengths None and 40\.0"):
+    with pytest.raises(InputError, match=r"train something else: mean length of the data none and 40\.0"):
         compare(FIRST, FIRST.model_copy(update={"workload": make_workload(lengths=lengths)}))
     apart = answer([(BF16, 10.0)], baseline=BF16)
     with pytest.raises(InputError, match="no configuration in common"):
