@@ -7,6 +7,7 @@ batch, and whether its gradient depends on the split (`execution.gradients`).
 """
 
 import inspect
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -66,6 +67,7 @@ class UserTrainer(Subject):
         make_trainer: Callable[[], Any] | None = None,
         script: Sequence[str] | None = None,
     ) -> None:
+        script = shlex.split(script) if isinstance(script, str) else script
         given = "script" if script is not None else "trainer" if trainer is not None else "make_trainer"
         for name, reason in DECIDED_BY_CODE.items():
             value = getattr(options, name)
