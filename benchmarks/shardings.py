@@ -126,7 +126,7 @@ def cluster(rate: str, cpus: int, scratch: Path) -> Iterator[str]:
         ip("-n", SPACE, "addr", "add", f"{THERE}/24", "dev", FAR_END)
         for words in (["link", "set", LINE], ["-n", SPACE, "link", "set", FAR_END], ["-n", SPACE, "link", "set", "lo"]):
             ip(*words, "up")
-        limit = ["root", "tbf", "rate", rate, "burst", "1mb", "latency", "2s"]  # a queue so long drops nothing
+        limit = ["root", "tbf", "rate", rate, "burst", "1mb", "latency", "2s"]
         ip("qdisc", "add", "dev", LINE, *limit, command="tc")
         ip("-n", SPACE, "qdisc", "add", "dev", FAR_END, *limit, command="tc")
         with socket.create_server((HERE, 0)) as free:

@@ -87,7 +87,7 @@ def test_the_steps_that_compile_record_graphs_or_warm_the_chip_are_not_measured(
     limits = {"discarded_s": 0.5, "measure_steps": 5, "least_time_s": 2.0, "relative_interval": 0.04}
     with (bench := Bench(model, tmp_path / "run", device="cuda:0")).runner:
         times = measured(bench, config, **limits).step_times_s
-    assert times[0] < 20 * statistics.median(times)  # one that compiles takes hundreds of times as long
+    assert times[0] < 2 * statistics.median(times)
     assert len(times) > 5
 
 

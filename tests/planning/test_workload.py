@@ -10,6 +10,7 @@ from vision_language import vision_language
 
 from autotune.errors import InputError
 from autotune.planning.plan import request_of
+from autotune.planning.workload import with_batch
 from autotune.space.rules import refusals
 from autotune.values.budget import DEFAULT_LOSS_STEPS
 from autotune.values.config import Precision
@@ -139,6 +140,9 @@ def test_a_recipe_has_defaults_and_trls_own_baseline():
     assert (recipe.prompt_length, recipe.completion_length, recipe.generations) == (32, 32, 8)
     assert grpo.workload.sequence_length == 64
     assert "TRL's GRPOTrainer: prompts of 32 tokens, completions of 32, 4 prompts x 8 generations a step" in grpo.notes
+    notes = []
+    with_batch(grpo.workload.model_copy(update={"dataset": "x.jsonl"}), 32, notes)
+    assert notes[0] == "TRL's GRPOTrainer: your prompts, completions of 32, 4 prompts x 8 generations a step"
     assert any(note.startswith("not tried: generating with vLLM (use_vllm), as it ") for note in grpo.notes)
     assert (dpo.baseline.checkpointing, dpo.baseline.precision) == ("full", Precision.BF16)
     assert dpo.workload.task is Task.CAUSAL_LM
