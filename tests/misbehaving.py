@@ -370,6 +370,33 @@ def thrash(directory: Path) -> None:
     train_usually(directory)
 
 
+def count_compilations(directory: Path) -> None:
+    """Train, and write down how often torch had compiled and recorded CUDA graphs by the end of each step."""
+    import torch
+    from torch._dynamo import callback
+    from transformers import Trainer
+
+    step, begin = Trainer.training_step, torch.cuda.CUDAGraph.capture_begin
+    counts, by_step = {"compiled": 0, "recorded": 0}, []
+
+    def compiled(_: object) -> None:
+        counts["compiled"] += 1
+
+    def capture_begin(self: torch.cuda.CUDAGraph, *arguments: object, **named: object) -> None:
+        counts["recorded"] += 1
+        begin(self, *arguments, **named)
+
+    def training_step(self: Trainer, *arguments: object, **named: object) -> object:
+        loss = step(self, *arguments, **named)
+        by_step.append({**counts})
+        return loss
+
+    callback.on_compile_start(compiled)
+    torch.cuda.CUDAGraph.capture_begin, Trainer.training_step = capture_begin, training_step
+    train_usually(directory)
+    seen(directory, by_step)
+
+
 def train_usually(directory: Path) -> None:
     request = read_value(TrialRequest, directory / "request.json")
     workload = request.workload.model_copy(update={"fixed_arguments": {}})

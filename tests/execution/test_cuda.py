@@ -1,7 +1,6 @@
 """Trials on a CUDA device, or the stand-in for one: forked, capped, measured, and gone without a trace."""
 
 import importlib.util
-import statistics
 from typing import Any
 
 import benches
@@ -80,15 +79,15 @@ def test_each_knob_takes_effect(cuda, config, effects):
     assert seen == {**seen, **effects}
 
 
-def test_the_steps_that_compile_record_graphs_or_warm_the_chip_are_not_measured(model, tmp_path, monkeypatch):
-    """As with quick effort, which discards a step and half a second, here on a chip that is 30 % slower when cold."""
-    monkeypatch.setenv("FAKECUDA_CLOCK", "ramp=0.3")
-    config = {**INDUCTOR, "torch_compile_mode": "reduce-overhead"}
-    limits = {"discarded_s": 0.5, "measure_steps": 5, "least_time_s": 2.0, "relative_interval": 0.04}
-    with (bench := Bench(model, tmp_path / "run", device="cuda:0")).runner:
-        times = measured(bench, config, **limits).step_times_s
-    assert times[0] < 2 * statistics.median(times)
-    assert len(times) > 5
+def test_the_steps_that_compile_or_record_graphs_are_not_measured(cuda):
+    result = cuda.run(
+        config={**INDUCTOR, "torch_compile_mode": "reduce-overhead"},
+        workload=benches.misbehaviour("count_compilations"),
+        limits={"memory_bytes": 4 * GIB, "timeout_s": 200, "discarded_s": 0.0, "discarded_steps": 1},
+    )
+    count, by_step = len(result.outcome.step_times_s), cuda.seen(result)
+    assert by_step[-1] == by_step[-1 - count]
+    assert min(by_step[-1].values()) > 0
 
 
 def test_trials_are_forked_and_see_one_device_and_its_memory_in_full(cuda):
