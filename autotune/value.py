@@ -1,7 +1,7 @@
 """Reads and writes values as JSON files; a reader never sees half a file.
 
 `write_*` and `open_own` are for files of our own, which are private: a link in their place is replaced or refused.
-`save_bytes` and `read_named` are for files that the user names: links are followed, pipes and devices stay so.
+`save_bytes` is for files that the user names: links are followed, pipes and devices stay so.
 """
 
 import errno
@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import secrets
-import select
 import stat
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,7 +39,6 @@ def digest_of(fields: dict[str, Any]) -> str:
 V = TypeVar("V", bound=Value)
 
 TEMPORARY_SUFFIX = ".tmp"  # of files that are being written; a process that is killed meanwhile leaves one
-PATIENCE_S = 10.0  # for somebody to write to a pipe
 
 
 def write_value(value: Value, path: Path) -> None:
@@ -107,19 +105,6 @@ def check_savable(path: Path) -> None:
 def _is_special(path: Path) -> bool:
     """Whether `path`, its links followed, is a pipe or a device."""
     return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def read_named(path: Path) -> bytes:
-    """Return the content of a file that the user has named; OSError: also a pipe without a writer for `PATIENCE_S`."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    with os.fdopen(descriptor, "rb") as file:
-        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            waiting = select.poll()
-            waiting.register(descriptor, select.POLLIN)
-            if not waiting.poll(PATIENCE_S * 1000):
-                raise OSError(errno.ENXIO, "a pipe to which nobody writes")
-        os.set_blocking(descriptor, True)
-        return file.read()
 
 
 def sha256_of(content: bytes) -> str:

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from autotune.errors import SearchSpaceError, complaint, one_line, suggestion
 from autotune.space.knobs import ATTENTION, MICRO_BATCH, PARAMETERS, has_field, problem
 from autotune.training.adapters import ATTENTION_MODULES, IA3_MODULES
-from autotune.value import Value, read_named
+from autotune.value import Value
 from autotune.values.budget import Effort
 from autotune.values.config import Scalar
 from autotune.values.model import EXPERTS_IMPLEMENTATIONS, ModelFacts, Task
@@ -84,7 +84,7 @@ def load_space(reference: str) -> SpaceFile:
 
 def read_space(path: Path) -> SpaceFile:
     try:
-        document = yaml.load(read_named(path).decode(), Loader=_StrictLoader)
+        document = yaml.load(path.read_bytes().decode(), Loader=_StrictLoader)
     except OSError as error:
         raise SearchSpaceError(f"{path}: {error.strerror}") from None
     except yaml.YAMLError as error:

@@ -40,7 +40,7 @@ from autotune.planning.plan import SearchPlan
 from autotune.storage.trust import check_within
 from autotune.training.arguments import arguments_of
 from autotune.units import visible
-from autotune.value import TEMPORARY_SUFFIX, Value, open_own, read_named, read_value, write_value
+from autotune.value import TEMPORARY_SUFFIX, Value, open_own, read_value, write_value
 from autotune.values.result import SCHEMA_VERSION as ANSWER_VERSION
 from autotune.values.result import ResultData
 from autotune.values.trial import TrialResult
@@ -239,7 +239,7 @@ def read_result(path: str | Path) -> ResultData:
     InputError: it can't be read, or its arguments aren't its configuration's.
     """
     try:
-        text = read_named(Path(path, ANSWER_FILE) if Path(path).is_dir() else Path(path))
+        text = (Path(path, ANSWER_FILE) if Path(path).is_dir() else Path(path)).read_bytes()
     except OSError as error:
         is_missing = isinstance(error, FileNotFoundError)
         where = "; a search writes its answer into its run directory, runs/..." if is_missing else ""

@@ -11,7 +11,6 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from autotune.errors import InputError, complaint, one_line, suggestion
 from autotune.training.arguments import OWN_HARNESS, SEARCHED_ARGUMENTS, UNIT_PARAMETERS, ZERO_STAGES
-from autotune.value import read_named
 from autotune.values.config import KNOBS, LARGEST_BATCH, LARGEST_SEED, Parallelism, Precision, TrainConfig
 from autotune.values.hardware import Hardware, allocator_settings
 from autotune.values.model import ModelFacts
@@ -91,7 +90,7 @@ def read_arguments(path: Path) -> UserArguments:
     """Return the TrainingArguments in a JSON file, as `TrainingArguments.to_json_string` or a person writes them."""
     source = f"--baseline {path}"
     try:
-        document = json.loads(read_named(path).decode())
+        document = json.loads(path.read_bytes().decode())
     except OSError as error:
         raise InputError(f"{source}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
@@ -264,7 +263,7 @@ def _zero(given: dict[str, Any], source: str) -> dict[str, Any]:
         return {}
     if not isinstance(document, dict):
         try:
-            document = json.loads(read_named(Path(document)).decode())
+            document = json.loads(Path(document).read_bytes().decode())
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{source}: deepspeed {document}: {one_line(error)}") from None
     zero = document.get("zero_optimization") if isinstance(document, dict) else None
