@@ -33,7 +33,7 @@ def accelerate_loop(result: ResultData) -> Draft:
         how = spread.sharding if spread.sharding != "none" else "a model in parts"
         raise InputError(f"accelerate-loop: {how} was measured with the Trainer, not in a loop; use --to python")
     config, arguments, of = result.best.config, result.arguments.training_arguments, partial(hyperparameter, result)
-    said = {"seed", "lr_scheduler_kwargs", "optim_args", *scripts.user_steps(result)}
+    said = {"seed", "lr_scheduler_kwargs", "optim_args", "logging_nan_inf_filter", *scripts.user_steps(result)}
     said |= {"liger_kernel_config"} if config.use_liger_kernel else set()
     said |= {"ddp_find_unused_parameters"} if spread.world_size > 1 else set()
     lost = lost_arguments(result, said)

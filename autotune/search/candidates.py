@@ -348,7 +348,7 @@ def proposals(space: SearchSpace, history: History) -> Iterator[Point]:
         if dimension.name == "checkpointing":  # it only saves memory
             return leader.request.config.checkpointing != "none" or bool(history.shortages)
         share = leader.measurement.data_wait_share if leader.measurement is not None else None
-        return dimension.name not in LOADING or share is None or share >= WORTHWHILE_DATA_WAIT
+        return not dimension.name.startswith("dataloader_") or share is None or share >= WORTHWHILE_DATA_WAIT
 
     if leader is not None:
         yield from map(space.complete, _neighbours(space, leader.request.config, may_help))

@@ -179,6 +179,11 @@ def _gpu_alone(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
         yield "torch_empty_cache_steps empties the cache of a GPU's allocator; a CPU has none"
     if config.expandable_segments and hardware.is_cpu:
         yield "expandable_segments are of a GPU's allocator; a CPU has none"
+    if config.non_blocking and not config.dataloader_pin_memory:
+        yield "non_blocking needs dataloader_pin_memory, and a CPU has nothing to copy to"
+    theirs = workload.fixed_arguments.get("accelerator_config") or {}
+    if config.non_blocking and (theirs if workload.own_code or isinstance(theirs, str) else theirs.get("non_blocking")):
+        yield "non_blocking is as your accelerator_config has it"
     if not config.use_liger_kernel:
         return
     if hardware.is_cpu:

@@ -37,8 +37,15 @@ Point = dict[str, Scalar]
 # Least share of a step spent waiting for data for which other ways of loading data are tried.
 WORTHWHILE_DATA_WAIT = 0.01
 
-# Knobs of data loading, which have no influence on device memory, with the values that replace them in comparisons.
-LOADING = {"dataloader_num_workers": 0, "dataloader_prefetch_factor": None, "dataloader_pin_memory": False}
+# Knobs of loading data and of what the host waits for, which have no influence on device memory, with the values that
+# replace them in comparisons.
+LOADING = {
+    "dataloader_num_workers": 0,
+    "dataloader_prefetch_factor": None,
+    "dataloader_pin_memory": False,
+    "non_blocking": False,
+    "logging_nan_inf_filter": True,
+}
 
 # Parameters that decide whether others are legal: precision for 16-bit kernels, the number of devices for sharding and
 # micro-batches, sharding for optimizers and checkpointing, tensor parallelism for sharding the remaining devices.
@@ -302,16 +309,17 @@ class History:
             return None
         if leader is None or leader.measurement is None:
             return "nothing measured says that a step waits for its data"
-        share = leader.measurement.data_wait_share
-        if share is not None and share < WORTHWHILE_DATA_WAIT:
+        share, theirs = leader.measurement.data_wait_share, _loading(leader.request.config)
+        loads = any(getattr(config, name) != value for name, value in theirs.items() if name.startswith("dataloader_"))
+        if loads and share is not None and share < WORTHWHILE_DATA_WAIT:
             return f"a step of the leader waits for data {share:.1%} of its time: loading them otherwise can't pay"
-        if config.model_copy(update=_loading(leader.request.config)) != leader.request.config:
+        if config.model_copy(update=theirs) != leader.request.config:
             return "another way of loading data is tried with the leader alone"
         return None
 
 
 def _loading(config: TrainConfig) -> dict[str, Any]:
-    return config.model_dump(include=set(LOADING))
+    return {name: getattr(config, name) for name in LOADING}
 
 
 def is_no_harder(easy: TrainConfig, hard: TrainConfig) -> bool:

@@ -92,6 +92,9 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
         arguments["tf32"] = False  # or TrainingArguments would switch it on
     if not config.dataloader_num_workers:
         arguments.pop("dataloader_prefetch_factor", None)
+    if config.non_blocking:
+        settings = workload.fixed_arguments.get("accelerator_config") or {}
+        arguments["accelerator_config"] = {**settings, "non_blocking": True}
     if hardware.is_cpu:
         arguments["use_cpu"] = True
     if config.torch_compile_backend is not None:
@@ -286,8 +289,7 @@ def _under_old_name(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 # Nothing is saved, pushed, evaluated, reported or drawn during a trial, whose data hold the columns of the model and
-# nothing else. The Trainer's filter of NaN, which waits for the device in each micro-step, stays as it is in the
-# training that is exported.
+# nothing else.
 _HARNESS: dict[str, Any] = {
     "save_strategy": "no",
     "push_to_hub": False,

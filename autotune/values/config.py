@@ -243,20 +243,20 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
     torch_compile_backend: BackendName | None = Field(default=None, description="None: not compiled")
     torch_compile_mode: Mode | None = Field(default=None, description="mode of inductor; None: its default")
     activation_memory_budget: float | None = Field(
-        default=None,
-        ge=0,
-        lt=1,
-        exclude_if=lambda share: share is None,
-        description="share of its activations that a compiled model keeps for the backward pass, which works out the "
-        "others again (torch._functorch.config); None: all",
-    )
+        default=None, ge=0, lt=1, exclude_if=lambda share: share is None,
+        description="share of its activations that a compiled model keeps (torch._functorch.config); None: all",
+    )  # fmt: skip
     adapter: AnyAdapter | None = Field(default=None, description="None: all weights are trained")
     quantization: Quantization | None = Field(default=None, description="of frozen base weights; None: not quantized")
     dataloader_num_workers: int = Field(default=0, ge=0, le=1024, description="processes that load data")
-    dataloader_prefetch_factor: PositiveInt | None = Field(
-        default=None, le=1024, description="batches that each worker prepares ahead; None: torch's 2"
-    )
+    dataloader_prefetch_factor: PositiveInt | None = Field(default=None, le=1024, description="of each worker; None: 2")
     dataloader_pin_memory: bool = Field(default=True, description="copy to the device from pinned memory")
+    non_blocking: bool = Field(
+        default=False, exclude_if=not_, description="the host doesn't wait for copies from pinned memory"
+    )
+    logging_nan_inf_filter: bool = Field(
+        default=True, exclude_if=bool, description="wait for each loss, so that none that is NaN or infinite is logged"
+    )
     train_sampling_strategy: Literal["random", "sequential", "group_by_length", "batch_rebalance"] = Field(
         default="random",
         description="order of the samples; batch_rebalance: a step's samples are drawn at random, and cut into "
@@ -360,6 +360,8 @@ _KNOBS = {
     ),
     "dataloader_prefetch_factor": Knob("exact", "prefetch", argument="unless default", is_traced=False),
     "dataloader_pin_memory": Knob("exact", "pin-memory", argument="always", is_traced=False),
+    "non_blocking": Knob("exact", "non-blocking", is_traced=False, feature="non-blocking"),
+    "logging_nan_inf_filter": Knob("exact", "nan-filter", argument="unless default", is_traced=False, feature="nans"),
     "train_sampling_strategy": Knob(
         "numerics", "sampling", argument="always",
         feature={"group_by_length": "grouped", "batch_rebalance": "balanced"}.get,

@@ -20,6 +20,7 @@ from autotune.verification.finals import Finals
 DEPENDENTS: dict[str, frozenset[str]] = {
     "torch_compile_backend": frozenset({"torch_compile_mode"}),
     "dataloader_num_workers": frozenset({"dataloader_prefetch_factor"}),
+    "dataloader_pin_memory": frozenset({"non_blocking"}),
     "adapter": frozenset({"quantization"}),  # quantized base weights can't be trained
     "parallelism.world_size": frozenset(f"parallelism.{f}" for f in Parallelism.model_fields if f != "world_size"),
     "parallelism.sharding": frozenset({"parallelism.wrapping", "parallelism.offload"}),

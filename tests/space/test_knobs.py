@@ -61,6 +61,7 @@ CLASSES = [  # of a change, for a model with these facts
     ("exact", PLAIN, [
         {"micro_batch": 16}, {"attn_implementation": "eager"}, {"experts_implementation": "eager"}, {"packing": True},
         {"dataloader_num_workers": 2}, {"dataloader_prefetch_factor": 4}, {"dataloader_pin_memory": True},
+        {"non_blocking": True}, {"logging_nan_inf_filter": False},
         {"torch_compile_mode": "max-autotune"}, {"optim": "adamw_torch"}, TWO,
         *({"parallelism": Parallelism(**{degree: 2})} for degree in ("tensor_parallel", "sequence_parallel")),
         {"parallelism": Parallelism(sharding="zero_3", offload="parameters")},

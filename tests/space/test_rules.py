@@ -74,7 +74,20 @@ CODE = OwnCode(
 )
 HELD = {"hardware": CPU, "workload": make_workload(own_code=CODE)}
 
+PINNED = {"non_blocking": True, "dataloader_pin_memory": True}
+EVEN, AHEAD, IN_A_FILE = (
+    {"fixed_arguments": {"accelerator_config": settings}}
+    for settings in ({"even_batches": False, "non_blocking": False}, {"non_blocking": True}, "accelerate.json")
+)
+
 ILLEGAL = [
+    (why(non_blocking=True), "non_blocking needs dataloader_pin_memory, and a CPU has nothing to copy to"),
+    (why(workload=make_workload(**AHEAD), **PINNED), "non_blocking is as your accelerator_config has it"),
+    (why(workload=make_workload(**IN_A_FILE), **PINNED), "non_blocking is as your accelerator_config has it"),
+    (
+        why(workload=make_workload(own_code=CODE, **EVEN), optim="adamw_torch", **PINNED),
+        "non_blocking is as your accelerator_config has it",
+    ),
     (why(**HELD, optim="adafactor"), "optim stays as it is: the script hands over an optimizer"),
     (why(**HELD, optim="adamw_torch", precision="pure_bf16"), "precision pure_bf16: it casts nothing"),
     (
@@ -183,6 +196,7 @@ ILLEGAL = [
 
 LEGAL = [
     why(CPU),
+    why(workload=make_workload(**EVEN), **PINNED),
     why(**HELD, optim="adamw_torch", precision="bf16", checkpointing="full"),
     why(CPU, optim="adafactor"),
     why(),

@@ -319,6 +319,16 @@ def test_workers_are_tried_with_the_leader_where_its_steps_wait_for_data():
     assert History().refusal(few) is None
 
 
+def test_what_the_host_waits_for_is_tried_with_the_leader_whether_or_not_its_steps_wait_for_data():
+    ahead = make_config(logging_nan_inf_filter=False)
+    history = history_of(waiting(0.004))
+    assert history.refusal(ahead) is None
+    assert "with the leader alone" in history.refusal(make_config(4, logging_nan_inf_filter=False))
+    assert "0.4%" in history.refusal(make_config(logging_nan_inf_filter=False, dataloader_num_workers=2))
+    history.add(make_result(ahead, 1e6))
+    assert history.refusal(make_config(4)) is None
+
+
 def test_the_more_layers_are_checkpointed_the_easier_on_memory():
     configs = [make_config(checkpointing=kind) for kind in ("offload", "full", "every-2nd", "every-4th", "none")]
     for easy, hard in itertools.pairwise(configs):

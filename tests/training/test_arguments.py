@@ -46,6 +46,8 @@ def mapped(hardware=NEW_GPU, *, fixed: dict[str, Any] | None = None, **knobs: An
         ({"dataloader_num_workers": 2}, {"dataloader_num_workers": 2, "dataloader_persistent_workers": True}),
         ({"dataloader_num_workers": 0}, {"dataloader_num_workers": 0, "dataloader_persistent_workers": False}),
         ({"dataloader_pin_memory": True}, {"dataloader_pin_memory": True}),
+        ({"non_blocking": True}, {"accelerator_config": {"non_blocking": True}}),
+        ({"logging_nan_inf_filter": False}, {"logging_nan_inf_filter": False}),
         ({"torch_empty_cache_steps": 4}, {"torch_empty_cache_steps": 4}),
     ],
 )
@@ -55,6 +57,15 @@ def test_each_knob_is_its_own_training_arguments_and_no_others(knobs, arguments)
     assert {name: tuned[name] for name in arguments} == arguments
     different = {name for name in tuned if tuned[name] != neutral.tuned.get(name)}
     assert different <= set(arguments)
+
+
+def test_settings_of_accelerate_that_are_the_users_stay_beside_copies_that_dont_block():
+    tuned = mapped(
+        fixed={"accelerator_config": {"even_batches": False, "non_blocking": False}}, non_blocking=True
+    ).tuned
+    assert tuned["accelerator_config"] == {"even_batches": False, "non_blocking": True}
+    made = TrainingArguments("out", use_cpu=True, accelerator_config=tuned["accelerator_config"]).accelerator_config
+    assert (made.non_blocking, made.even_batches, made.use_seedable_sampler) == (True, False, True)
 
 
 def test_weights_are_fp32_unless_training_is_pure():
@@ -144,6 +155,7 @@ def test_searched_arguments_are_exactly_those_that_the_mapping_can_decide():
         mapping = mapped(hardware, checkpointing=checkpointing, torch_compile_backend=backend, tf32=hardware is NEW_GPU)
         decided |= set(mapping.tuned)
     decided |= set(mapped(dataloader_num_workers=2, dataloader_prefetch_factor=4, torch_empty_cache_steps=1).tuned)
+    decided |= set(mapped(logging_nan_inf_filter=False).tuned)
     decided |= set(mapped(torch_compile_backend="inductor", torch_compile_mode="default", use_liger_kernel=True).tuned)
     several = Parallelism(world_size=2, ddp_bucket_cap_mb=100, ddp_static_graph=True)
     decided |= {name for name in mapped(parallelism=several).tuned if name.startswith("ddp_")}
