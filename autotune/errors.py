@@ -77,17 +77,6 @@ def first_complaint(error: ValidationError) -> str:
 EXIT_BUG = 1
 EXIT_INTERRUPTED = 130
 
-EXIT_MEANINGS = {
-    0: "found (also: time up with an answer, no clear winner)",
-    EXIT_BUG: "a bug of ours",
-    2: "bad input",
-    3: "the machine lacks something that was asked for",
-    4: "infrastructure failed: trial processes can't be run, or the device failed",
-    5: "nothing fits, or the configuration to estimate doesn't, with the closest miss and what would make it fit",
-    6: "nothing passed: what trained failed when it was measured again or checked, with the causes",
-    EXIT_INTERRUPTED: "interrupted; the best so far is written",
-}
-
 
 class AutotuneError(Exception):
     """An error with a one-line message for the user and an exit code."""

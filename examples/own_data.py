@@ -29,7 +29,7 @@ def main() -> None:
     for name, contender in {"baseline": result.baseline, "best": result.best}.items():
         if (measured := contender.measurement) is not None:
             padding = f"{measured.padding_share:.0%} of the positions are padding"
-            print(f"{name}: {measured.tokens_per_second:,.0f} real tokens/s, {padding}")
+            print(f"{name}: {contender.tokens_per_second:,.0f} real tokens/s, {padding}")
     for change in result.best.changes:
         print(f"  {change.knob}: {change.before} -> {change.after}")
     if result.best.config.packing:

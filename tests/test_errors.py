@@ -6,10 +6,11 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 from pydantic_core.core_schema import ErrorType
+from torch import nn
 
 from autotune import errors
-from autotune.errors import AutotuneError, complaint, first_complaint, suggestion
-from autotune.planning.options import SearchOptions
+from autotune.errors import AutotuneError, InputError, complaint, first_complaint, suggestion
+from autotune.planning.options import SearchOptions, options_of
 from autotune.search.tuner import SearchInterrupted
 
 EXIT_CODES = {
@@ -64,6 +65,11 @@ def refused(**fields) -> ValidationError:
 )
 def test_what_was_expected_is_said_in_a_line(fields, said):
     assert first_complaint(refused(**fields)) == said
+
+
+def test_an_object_of_somebodys_own_is_named_by_its_type():
+    with pytest.raises(InputError, match=r"^--model of type Sequential: expected text$"):
+        options_of(SearchOptions, {"model": nn.Sequential(nn.Linear(2, 2))})
 
 
 def test_every_word_of_ours_fits_an_error_of_pydantic():

@@ -40,6 +40,7 @@ _MEMORY_PRIORS = {
     "compiled": (0.0, 1.2),
 }
 _MEMORY_NOISE = 0.008
+_LEAST_FACTOR = 0.25  # that of a training smaller than the process around it would fall below zero
 
 # The feature of time that is a number: the logarithm to base 16 of the micro-batch.
 SIZE = "samples"
@@ -175,7 +176,7 @@ class Corrections:
         mean, covariance = self._memory[quantity]
         rows = _columns(features, list(self._priors[quantity]))
         variance = np.einsum("ij,jk,ik->i", rows, covariance, rows) + _MEMORY_NOISE**2
-        return rows @ mean, np.hypot(np.sqrt(variance), [_run_noise(f) for f in features])
+        return np.maximum(rows @ mean, _LEAST_FACTOR), np.hypot(np.sqrt(variance), [_run_noise(f) for f in features])
 
     def log_time(self, features: Sequence[Features]) -> tuple[Vector, Vector]:
         """Return logarithms of the factors from predicted to measured seconds, and standard deviations of a trial's."""

@@ -282,7 +282,7 @@ class CostModel:
             peak = total * ratio + more
             low, high = peak - Z * deviation * total, peak + Z * deviation * total
             found[f"{quantity}_peak_bytes"] = round(peak)
-            found[f"{quantity}_interval"] = Interval(low=max(low, parts.weights) if rough else low, high=high)
+            found[f"{quantity}_interval"] = Interval(low=max(low, parts.weights if rough else 0.0), high=high)
         return MemoryBreakdown(
             **found,
             framework_bytes=round(framework_bytes(self.hardware)[0] + beyond),

@@ -211,7 +211,8 @@ def chance_to_fit(memory: MemoryBreakdown, memory_bytes: int) -> float:
 def miss(found: Predicted, device: Device) -> str:
     takes, ends = show_memory(found.memory.device_peak_bytes), found.memory.device_interval
     between = f"{show_memory(ends.low)} to {show_memory(ends.high)}"
-    return f"takes {takes} ({between}); {device.name} has {show_memory(device.memory_bytes)}"
+    has = f"{device.name} has" if device.memory_bytes == device.hardware.memory_bytes else "the budget is"
+    return f"takes {takes} ({between}); {has} {show_memory(device.memory_bytes)}"
 
 
 def larger_device(needed_bytes: int, device: Device) -> str:
@@ -223,7 +224,7 @@ def larger_device(needed_bytes: int, device: Device) -> str:
         more = f"it takes a device of {show_memory(needed_bytes)}, more than any GPU of the table has"
         return f"{more} (--devices N: several share it)"
     gpu = min(enough, key=lambda gpu: gpu.memory_bytes)
-    return f"it fits {gpu.name} (--gpu) with its {show_memory(gpu.memory_bytes)}"
+    return f"it fits {gpu.name} (estimate --gpu) with its {show_memory(gpu.memory_bytes)}"
 
 
 def run_cost(predicted: Predicted, *, tokens: float, workload: Workload, parameters: int) -> RunCost:

@@ -14,16 +14,14 @@ import contextlib
 import datetime
 import fcntl
 import os
-import shutil
 import signal
 import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-from unittest.mock import patch
 
 import psutil
 
@@ -99,17 +97,6 @@ def visible(devices: Sequence[str], present: Mapping[str, str] = os.environ) -> 
 def trial_device(device: str) -> str:
     """Return the name that the parent's `device`, or the one of this rank, has inside a trial."""
     return "cpu" if device == "cpu" else f"cuda:{own_rank().local}"
-
-
-@contextlib.contextmanager
-def cold_compile_cache(directory: Path, rank: int = 0) -> Iterator[None]:
-    """Let inductor and Triton find nothing compiled, and leave nothing."""
-    cache = directory / f"compile-cache-{rank}"
-    try:
-        with patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}):
-            yield
-    finally:
-        shutil.rmtree(cache, ignore_errors=True)
 
 
 def forget_unfinished(since: float) -> None:

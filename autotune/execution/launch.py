@@ -221,9 +221,13 @@ def run_trial(directory: Path) -> None:
     stopwatch, rank = Stopwatch("prepare_s"), environment.own_rank().number
     device = environment.trial_device(request.device)
     outcome: Outcome
-    with environment.cold_compile_cache(directory, rank) if request.cold_compile else contextlib.nullcontext():
-        guard = memory_guard(device, request.limits.memory_bytes)
+    guard = memory_guard(device, request.limits.memory_bytes)
+    with contextlib.ExitStack() as cold:
         try:
+            if request.cold_compile:
+                from torch._inductor.utils import fresh_cache
+
+                cold.enter_context(fresh_cache(dir=str(directory)))
             import torch
 
             # The user's other settings of the allocator stay, which torch has read before this process was forked.

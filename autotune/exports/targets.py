@@ -188,7 +188,8 @@ def write(
 ) -> Exported:
     """Write the drafts of a target into a directory, which is made; for all targets command lines get a file too."""
     files = {one.name: one.text for one in found.values()}
-    launch = launch_files.launch_commands(result, answer) if target == ALL else found[target].launch
+    source = "trl" if target == ALL and result.workload.recipe is not None else target  # the script of a recipe
+    launch = launch_files.launch_commands(result, answer) if source == ALL else found[source].launch
     if target == ALL and launch:
         files["launch.txt"] = "".join(f"{command}\n" for command in launch)
     directory.mkdir(parents=True, exist_ok=True)

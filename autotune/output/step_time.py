@@ -7,11 +7,12 @@ from autotune.values.config import TrainConfig
 from autotune.values.result import ResultData, StepTime
 from autotune.values.trial import StepPart, StepParts
 
+_LARGER = "a larger micro-batch or "
 # The share of a step from which on a part is worth a word, the word, and which configurations could still follow it.
 _ADVICE: dict[StepPart, tuple[float, str, Callable[[TrainConfig], bool]]] = {
-    "host": (0.25, "a larger micro-batch or compiling leaves it less to do", lambda c: c.torch_compile_backend is None),
+    "host": (0.25, f"{_LARGER}compiling leaves it less to do", lambda c: c.torch_compile_backend is None),
     "data": (0.1, "more dataloader workers load data meanwhile", lambda c: True),
-    "other devices": (0.15, "a larger micro-batch or less sharding waits less", lambda c: True),
+    "other devices": (0.15, f"{_LARGER}less sharding waits less", lambda c: True),
     "optimizer": (0.15, "a fused or 8-bit optimizer steps faster", lambda c: "fused" not in c.optim),
     "attention": (0.3, "a fused attention kernel is faster", lambda c: c.attn_implementation == "eager"),
     "element-wise": (0.35, "compiling fuses element-wise operators", lambda c: c.torch_compile_backend is None),
@@ -28,9 +29,12 @@ def step_lines(result: ResultData) -> list[str]:
     able = [(part, s) for part, s in largest if part in _ADVICE and s >= _ADVICE[part][0] and _ADVICE[part][2](config)]
     if able:
         part, share = able[0]
+        words = _ADVICE[part][1]
+        if result.workload.global_batch_size is not None and result.workload.accumulation_steps(config) == 1:
+            words = words.removeprefix(_LARGER)
         busy = f"the GPU is busy for {1 - host:.0%} of a step: the host can't keep up; "
         is_idle = part == "host" and not result.hardware.is_cpu
-        lines.append((busy if is_idle else f"{share:.0%} of a step is {part}: ") + _ADVICE[part][1])
+        lines.append((busy if is_idle else f"{share:.0%} of a step is {part}: ") + words)
     return lines
 
 

@@ -73,7 +73,7 @@ def result_table(result: ResultData, answer_path: str | None = None, run_dir: st
         if result.verdict == "unconfirmed":
             to_paste.append(f"to give it more time: autotune resume {run_dir} --max-time TIME")
         to_paste.append(f"all of it: {run_dir} (autotune report {run_dir})")
-    took = show_time(spent.total_s - spent.at_once_s if spent is not None else result.search_time_s)
+    took = show_time(spent.passed_s if spent is not None else result.search_time_s)
     within = show_memory(result.memory_bytes)
     return Group(
         Text(visible(verdict_line(result)), "bold green" if result.verdict == "faster" else "bold"),

@@ -182,8 +182,10 @@ def options_of(kind: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
         return kind.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
-        option = str(first["loc"][0]).replace("_", "-")
-        raise InputError(f"--{option} {str(first['input'])[:100]}: {first_complaint(error)}") from None
+        option, given_as = str(first["loc"][0]).replace("_", "-"), str(first["input"])
+        if "\n" in given_as or "object at 0x" in given_as:  # an object of somebody's own, such as a model
+            given_as = f"of type {type(first['input']).__name__}"
+        raise InputError(f"--{option} {given_as[:100]}: {first_complaint(error)}") from None
     except RecursionError:
         raise InputError("an option is nested too deeply") from None
 

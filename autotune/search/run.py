@@ -174,8 +174,7 @@ def wanted_file(output: str | Path | None) -> str | None:
 
 def deliver(result: ResultData | None, path: str | None) -> None:
     if result is not None and path is not None:
-        with writing(f"--output {path}"):
-            result.save(path)
+        result.save(path)
 
 
 class ExpectedTrial(Value):

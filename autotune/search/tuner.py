@@ -5,8 +5,10 @@ the baseline runs beside other trials. Finals and checks run one at a time at a 
 matter. Every result is on disk before the next trial starts, so that a killed search can be resumed.
 """
 
+import contextlib
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import optuna
 from optuna.trial import Trial
 
 from autotune.cost.model import CostModel
-from autotune.errors import EXIT_INTERRUPTED, AutotuneError
+from autotune.errors import EXIT_INTERRUPTED, AutotuneError, InputError
 from autotune.execution.runner import Runner
 from autotune.planning.plan import SearchPlan, cut_short, is_over, request_of, too_large
 from autotune.search.candidates import ProgramTracer
@@ -54,7 +56,7 @@ class Pace:
 
     def __init__(self, finals: Finals, clock: Callable[[], float], starting_s: float = 0.0) -> None:
         self._finals, self._plan, self._history = finals, finals.plan, finals.history
-        self._clock, self._started, self._starting_s = clock, clock(), starting_s
+        self._clock, self._started, self.starting_s = clock, clock(), starting_s
         self.before_s = 0.0  # taken by earlier runs of this search
         self.running = 0  # trials of the search that have begun and not ended
 
@@ -66,7 +68,7 @@ class Pace:
         """Return the seconds until trials have to end: the time limit less start, trials and the end of the command."""
         limit_s = self._plan.budget.max_time_s
         closing_s = min(2.0, 0.05 * limit_s)  # for writing the answer and ending all processes
-        return limit_s - closing_s - self._starting_s - self.spent_s()
+        return limit_s - closing_s - self.starting_s - self.spent_s()
 
     def searched(self) -> int:
         return sum(r.request.purpose is Purpose.SEARCH for r in self._finals.state.results)
@@ -189,14 +191,14 @@ class Tuner:
         starting: Mapping[str, float] | None = None,
     ) -> None:
         self._plan, self._directory, self._pool = plan, directory, pool
-        self._observer, self._starting = observer, starting
+        self._observer, self._starting = observer, Counter(starting)
         self._earlier = earlier or EarlierSearches(plan)
         self._sampler = CostModelSampler(plan, model, earlier=self._earlier, trace=trace)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.study = optuna.create_study(direction="maximize", sampler=self._sampler)
         self._state = self._sampler.state
         self._finals = Finals(self._state, takes_turns=pool.takes_turns)
-        self._pace = Pace(self._finals, clock, sum((starting or {}).values()))
+        self._pace = Pace(self._finals, clock, self._starting.total())
         self._running: dict[int, Trial] = {}  # by the number of the request
         self._number = -1  # of the latest trial that was begun
         self._write_after = float("-inf")
@@ -232,6 +234,10 @@ class Tuner:
             else:
                 self._state.take_in(result, counts=False)
         self._pace.before_s = wall_s(results)
+        with contextlib.suppress(InputError):  # an answer that can't be read is written anew
+            if (answer := self._directory.answer()) is not None and answer.spent is not None:
+                self._starting.update(answer.spent.starting)
+                self._pace.starting_s = self._starting.total()
         self._number = max((r.request.number for r in results), default=-1)
         if results:
             self._observer(Note(text=f"going on after {len(results)} finished trials"))

@@ -40,12 +40,9 @@ WORTHWHILE_DATA_WAIT = 0.01
 # Knobs of loading data and of what the host waits for, which have no influence on device memory, with the values that
 # replace them in comparisons.
 LOADING = {
-    "dataloader_num_workers": 0,
-    "dataloader_prefetch_factor": None,
-    "dataloader_pin_memory": False,
-    "non_blocking": False,
-    "logging_nan_inf_filter": True,
-}
+    "dataloader_num_workers": 0, "dataloader_prefetch_factor": None, "dataloader_pin_memory": False,
+    "non_blocking": False, "logging_nan_inf_filter": True,
+}  # fmt: skip
 
 # Parameters that decide whether others are legal: precision for 16-bit kernels, the number of devices for sharding and
 # micro-batches, sharding for optimizers and checkpointing, tensor parallelism for sharding the remaining devices.

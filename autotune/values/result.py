@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from autotune.errors import writing
 from autotune.units import show_rate
 from autotune.value import Value, save_bytes
 from autotune.values.budget import LossVerdict, Soaked
@@ -201,8 +202,9 @@ class ResultData(Value):
         return f"<{type(self).__name__} {self.workload.model.name}: {self.verdict}, {len(self.trials)} trials>"
 
     def save(self, path: str | Path) -> None:
-        """Write the result as JSON."""
-        save_bytes((self.model_dump_json(indent=2) + "\n").encode(), Path(path))
+        """Write the result as JSON; InputError: `path` can't be written."""
+        with writing(str(path)):
+            save_bytes((self.model_dump_json(indent=2) + "\n").encode(), Path(path))
 
 
 # in turn: measured in the same rounds as the winner; once: by one trial of the search; fails: without the knob the

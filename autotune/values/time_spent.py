@@ -49,6 +49,11 @@ class Spent(Value):
     def total_s(self) -> float:
         return sum(self.parts.values())
 
+    @property
+    def passed_s(self) -> float:
+        """Seconds that passed, in which trials ran in parallel."""
+        return self.total_s - self.at_once_s
+
     def shares(self) -> dict[str, float]:
         found = sorted(self.parts.items(), key=lambda part: -part[1])
         return {kind: seconds / self.total_s for kind, seconds in found if seconds > 0}

@@ -295,6 +295,9 @@ def faster_trial(finals: Finals, best: TrainConfig) -> str | None:
     seen = fastest.measurement if fastest is not None else None
     if answer is None or fastest is None or seen is None or not _is_shown_faster(seen, answer):
         return None
+    at_the_time = finals.history.known(best)  # the machine may have become slower by the finals
+    if at_the_time is not None and at_the_time.measurement and not _is_shown_faster(seen, at_the_time.measurement):
+        return None
     config, again = fastest.request.config, finals.merged(fastest.request.config)
     latest = again or seen
     if finals.failure(config) is not None:

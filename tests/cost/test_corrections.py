@@ -60,6 +60,13 @@ def test_before_any_measurement_the_device_needs_the_counted_bytes_and_those_of_
     assert 0.01 < deviation < 0.1
 
 
+def test_memory_is_never_predicted_to_be_less_than_none_after_trials_smaller_than_the_noise_of_a_process():
+    tiny = parts(0.01, fixed=0.01, temporaries=0.0)
+    learned = corrections(*(observation(tiny, -40.0, key=key) for key in "abc"))
+    factor, deviation = learned.memory("device", memory_features(parts(0.005, fixed=0.005, temporaries=0.0), 0.0))
+    assert (factor, deviation > 0) == (0.25, True)
+
+
 def hidden(predicted: Components, constant: float = 900 * MIB, factor: float = 1.07) -> float:
     """What a device really takes: more of activations, and a constant."""
     return predicted.weights + factor * predicted.activations + predicted.temporaries + constant

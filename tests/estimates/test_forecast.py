@@ -24,7 +24,7 @@ from autotune.estimates import forecast as module
 from autotune.estimates.estimate import report, shortfall
 from autotune.estimates.fitting import FitAnswer, FitRequest, run_fitting, would_fit
 from autotune.estimates.forecast import Forecast, Profiles, TraceRequest, Traces, run_trace, traces_left, traces_of
-from autotune.estimates.report import Device
+from autotune.estimates.report import Device, miss
 from autotune.estimates.request import EstimateOptions
 from autotune.planning.options import options_of
 from autotune.space.file import load_space
@@ -111,9 +111,17 @@ def test_if_nothing_fits_the_nearest_and_the_change_are_told(estimated, wide_lla
         estimated(allow="exact", **some_gpu)
     text = str(error.value)
     assert text.startswith("nothing fits: micro-batch 1, checkpointing full comes nearest")  # changed knobs alone
-    for words in ("a GPU has 1.04 GiB", "(--allow ", "which probably fits; as it is, it fits rtx-3070 (--gpu)"):
+    for words in (
+        "a GPU has 1.04 GiB",
+        "(--allow ",
+        "which probably fits; as it is, it fits rtx-3070 (estimate --gpu)",
+    ):
         assert words in text
-    assert estimated(fix=fix_in(text), **some_gpu).predicted.fits_at_all
+    found = estimated(fix=fix_in(text), **some_gpu)
+    assert "; a GPU has " in miss(found.predicted, found.device)
+    within = found.device.model_copy(update={"memory_bytes": 1 << 20})
+    assert miss(found.predicted, within).endswith("; the budget is 1 MiB")
+    assert found.predicted.fits_at_all
 
 
 def test_measurements_of_earlier_searches_correct_the_estimate(tiny_llama, tmp_path, monkeypatch):

@@ -49,19 +49,6 @@ def test_libraries_have_settings_of_ours_and_the_users_and_none_of_another_launc
     assert made["PYTHONPATH"].split(os.pathsep) == [str(Path.cwd()), str(tmp_path)]  # where the parent searches
 
 
-def test_a_cold_compile_finds_nothing_and_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/the/users/own")
-    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
-    with environment.cold_compile_cache(tmp_path):
-        cache = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-        assert not cache.exists()
-        Path(os.environ["TRITON_CACHE_DIR"]).mkdir(parents=True)
-        assert cache.parent == tmp_path
-    assert not cache.exists()
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/the/users/own"
-    assert "TRITON_CACHE_DIR" not in os.environ
-
-
 @pytest.mark.parametrize(
     ("device", "spread", "operators"),
     [

@@ -263,6 +263,14 @@ def test_trls_trainers_train_from_a_script(name, recipe_answer, run):
     assert math.isfinite(found["loss"])
 
 
+def test_all_files_of_a_recipe_are_launched_by_its_script(recipe_answer, tmp_path):
+    found = recipe_answer("sft")
+    exported = found.model_copy(update={"baseline": found.best}).export("all", tmp_path / "files")
+    assert {path.name for path in exported.paths} == {"training_args.json", "train_trl.py", "launch.txt"}
+    assert (tmp_path / "files" / "launch.txt").read_text() == "python train_trl.py\n"
+    assert exported.launch == ("python train_trl.py",)
+
+
 def test_trl_is_asked_to_cut_no_samples_where_it_pads_none(answer):
     given = constant(draft(answer("llama", Task.CAUSAL_LM, packing=True), "trl").text, "SFT_ARGUMENTS")
     assert (given["padding_free"], given["max_length"]) == (True, None)  # with a length TRL 1.16 refuses it

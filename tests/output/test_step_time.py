@@ -14,13 +14,14 @@ from autotune.verification.finals import Finals
 from autotune.verification.verdict import assemble
 
 
-def of(shares: dict[str, float], *, gpu: bool = True, **knobs) -> list[str]:
+def of(shares: dict[str, float], *, gpu: bool = True, global_batch: int = 64, **knobs) -> list[str]:
     found = answer([(BASE, 10.0), (BIG, 15.0)])
     step = StepTime(seconds=2.0, shares=shares, is_profiled=True)
     config = found.best.config.model_copy(update=knobs)
     best = found.best.model_copy(update={"step": step, "config": config})
+    workload = found.workload.model_copy(update={"global_batch_size": global_batch})
     hardware = make_gpu() if gpu else found.hardware
-    return step_lines(found.model_copy(update={"best": best, "hardware": hardware}))
+    return step_lines(found.model_copy(update={"best": best, "hardware": hardware, "workload": workload}))
 
 
 def test_a_gpu_that_waits_for_the_host_is_told_with_what_would_help():
@@ -28,6 +29,8 @@ def test_a_gpu_that_waits_for_the_host_is_told_with_what_would_help():
     assert told == "a step's time goes to: 65% host, 30% matrix products, 3% attention (measured by a profile)"
     assert advice.startswith("the GPU is busy for 35% of a step: the host can't keep up; a larger micro-batch or")
     assert of({"host": 0.65, "element-wise": 0.35}, gpu=False)[1].startswith("65% of a step is host: a larger")
+    whole = of({"host": 0.65, "element-wise": 0.35}, gpu=False, global_batch=BIG.per_device_train_batch_size)
+    assert whole[1] == "65% of a step is host: compiling leaves it less to do"
 
 
 @pytest.mark.parametrize(

@@ -409,6 +409,13 @@ def test_the_seconds_before_the_first_trial_count_and_no_trial_outlasts_the_limi
     assert starting_s + run.clock.now_s <= 200.0
 
 
+def test_the_seconds_before_the_first_trial_of_all_parts_of_a_search_count(search):
+    budget, starting = within(200.0, max_trials=3), {"launching": 20.0, "tracing": 5.0}
+    first, again = (search(steady, budget=budget, starting=starting).run() for _ in range(2))
+    assert first.spent.starting == starting
+    assert again.spent.starting == {"launching": 40.0, "tracing": 10.0}
+
+
 def test_a_trial_that_hangs_does_not_take_the_time_of_the_finals(search):
     def hangs_sometimes(request: TrialRequest) -> float:
         return 1e6 if request.config.precision == "pure_bf16" else 15.0

@@ -382,6 +382,12 @@ def test_a_trial_that_was_faster_than_the_answer_is_explained(searched, finals, 
     assert f"note: {result.outshone}" in " ".join(str(with_methods(result)).split())
 
 
+def test_a_trial_no_faster_than_the_winners_of_that_time_is_none_that_outshone_it():
+    slow_by_now = [(BASE, 5.0), (BIG, 8.0), (BF16, 10.0)] * 2
+    result = answer([(BASE, 10.0), (BIG, 19.8), (BF16, 20.0)], slow_by_now)
+    assert (result.best.config, result.outshone) == (BF16, None)
+
+
 def refused(trials: Trials, **fields) -> Exception:
     results = [make_result(config, outcome, number=n) for n, (config, outcome) in enumerate(trials)]
     return nothing_found(make_plan(baseline=BASE, memory_bytes=2 * GIB, **fields), results, "runs/x")
