@@ -101,8 +101,7 @@ class Candidates:
         """Correct the model by finished trials, of this search or recorded ones."""
         started = [cold_start_s(r.measurement) for r in results if r.measurement and is_compiled(r.request.config)]
         self._compiled_s = max([self._compiled_s, *started])
-        learned = self._model.observe(*results)
-        if learned is not self._model:
+        if (learned := self._model.observe(*results)) is not self._model:
             self._model = learned
             self._forget_predictions()
 
@@ -245,7 +244,8 @@ class Candidates:
         if ratio < 1 + WORTHWHILE_GAIN:
             return f"{said}; none is predicted to be faster than the leader"
         fastest = shown_changes(changes(self.ranked[first], self._plan))
-        return f"{said}; the most promising is predicted to be {ratio:.2f} x as fast as the leader: {fastest}"
+        fast = f"{ratio:.2f} x as fast as" if ratio < 3 else "several times as fast as"
+        return f"{said}; the most promising is predicted to be {fast} the leader: {fastest}"
 
     def _trust(self, history: History) -> Vector:
         """Return for each configuration, from 0 to 1, how little it shares with trials that failed alike.
@@ -268,7 +268,7 @@ class Candidates:
         ranked = self._usual
         if leader is not None and len(self._loadings) > 1:
             own = {name: getattr(leader, name) for name in LOADING}
-            if ranked and any(getattr(ranked[0], name) != value for name, value in own.items()):
+            if ranked and ranked[0].model_copy(update=own) != ranked[0]:
                 ranked = [*ranked, *(config.model_copy(update=own) for config in ranked)]
             ranked = [*ranked, *(leader.model_copy(update=loading) for loading in self._loadings)]
         if ranked != self.ranked:
