@@ -92,8 +92,9 @@ class StepCost:
 
     @property
     def _rates(self) -> Rates:
-        """The rates that one device has while all compute."""
-        share, rates = self.spread.parallelism.world_size if self.network.on_cpu else 1, self.rates
+        """The rates that one device has while all compute: on a CPU its processes share those of their node."""
+        there = min(self.spread.parallelism.world_size, self.network.devices_per_node)
+        share, rates = there if self.network.on_cpu else 1, self.rates
         if share == 1:
             return rates
         products = {arithmetic: flops / share for arithmetic, flops in rates.matmul_flops.items()}

@@ -143,6 +143,8 @@ def test_processes_of_a_cpu_share_its_cores():
     alone, two = (cost(CPU, world_size=n) for n in (1, 2))
     micro = [micro_step_seconds(c.profile, c._rates, FOUR)[0] for c in (alone, two)]
     assert micro[1] == pytest.approx(2 * micro[0], rel=0.01)
+    nodes = cost(replace(CPU, devices_per_node=1), world_size=2)  # each has cores of its own
+    assert micro_step_seconds(nodes.profile, nodes._rates, FOUR)[0] == micro[0]
 
 
 @pytest.mark.parametrize("kind", ["sdpa", "eager"])
