@@ -71,8 +71,8 @@ class Candidates:
 
     @property
     def _compile_s(self) -> float:
-        # A Llama of 4 layers took 9 to 16 s on an H200 with 16 cores, models of 2 to 12 layers 20 to 79 s on two cores.
-        return self._compiled_s or 10.0 + 2.5 * (self._plan.facts.layers or 20)
+        # 9 to 16 s with 4 layers and 16 cores beside an H200; on two cores 20 to 79 s with 2 to 12, 150 with 24 layers.
+        return self._compiled_s or 10.0 + (1 + 10 / self._plan.hardware.cores) * (self._plan.facts.layers or 20)
 
     def _trial_s(self, history: History) -> Vector:
         usual_s = max(1.0, statistics.median([r.duration_s for r in history.ranking()] or [1.0]))
