@@ -326,7 +326,7 @@ class CostModelSampler(BaseSampler):
 
     @functools.cached_property
     def _in_any_order(self) -> list[TrainConfig]:
-        configs = self._plan.every_config()
+        configs = list(dict.fromkeys((self._plan.baseline, *self.space.legal)))  # other loadings: with the leader alone
         random.Random(self._plan.workload.seed).shuffle(configs)
         return configs
 
