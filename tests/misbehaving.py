@@ -397,6 +397,23 @@ def count_compilations(directory: Path) -> None:
     seen(directory, by_step)
 
 
+def look_at_the_compile_cache(directory: Path) -> None:
+    """Train, and write down where compiled code goes while it trains, and whether that is there after it."""
+    from transformers import Trainer
+
+    step, names, found = Trainer.training_step, ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), {}
+
+    def training_step(self: Trainer, *arguments: object, **named: object) -> object:
+        found.update({name: os.environ[name] for name in names})
+        found.setdefault("at first", [path.name for path in Path(os.environ[names[0]]).iterdir()])
+        Path(os.environ[names[1]]).mkdir(exist_ok=True)
+        return step(self, *arguments, **named)
+
+    Trainer.training_step = training_step
+    train_usually(directory)
+    seen(directory, {**found, "after": Path(found[names[0]]).exists()})
+
+
 def train_usually(directory: Path) -> None:
     request = read_value(TrialRequest, directory / "request.json")
     workload = request.workload.model_copy(update={"fixed_arguments": {}})

@@ -17,6 +17,7 @@ import pkgutil
 import secrets
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -224,10 +225,9 @@ def run_trial(directory: Path) -> None:
     guard = memory_guard(device, request.limits.memory_bytes)
     with contextlib.ExitStack() as cold:
         try:
-            if request.cold_compile:
-                from torch._inductor.utils import fresh_cache
-
-                cold.enter_context(fresh_cache(dir=str(directory)))
+            if request.cold_compile:  # inductor and Triton find nothing compiled, and leave nothing
+                cache = cold.enter_context(tempfile.TemporaryDirectory(dir=directory, ignore_cleanup_errors=True))
+                os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
             import torch
 
             # The user's other settings of the allocator stay, which torch has read before this process was forked.

@@ -21,7 +21,7 @@ from autotune.cost.model import CostModel, Predictions, below, is_compiled
 from autotune.cost.profile import Profile, Vector
 from autotune.planning.plan import SearchPlan, micro_steps
 from autotune.space.knobs import MICRO_BATCH, changes, make_point, shown_changes
-from autotune.space.space import LOADING, WORTHWHILE_DATA_WAIT, Dimension, History, Point, SearchSpace
+from autotune.space.space import WORTHWHILE_DATA_WAIT, Dimension, History, Point, SearchSpace, loading_of
 from autotune.training.arguments import loading_bytes
 from autotune.units import show_memory, show_time
 from autotune.values.config import KNOBS, Scalar, TrainConfig, knob_values
@@ -267,7 +267,7 @@ class Candidates:
         """Rank the usual configurations, also with the leader's way of loading data, and the leader with all ways."""
         ranked = self._usual
         if leader is not None and len(self._loadings) > 1:
-            own = {name: getattr(leader, name) for name in LOADING}
+            own = loading_of(leader)
             if ranked and ranked[0].model_copy(update=own) != ranked[0]:
                 ranked = [*ranked, *(config.model_copy(update=own) for config in ranked)]
             ranked = [*ranked, *(leader.model_copy(update=loading) for loading in self._loadings)]

@@ -302,11 +302,11 @@ class History:
                 return f"trial {result.request.number}, no harder on memory, ran out of it"
         first, leader = next(iter(self.results), None), self.best()
         usual = [r.request.config for r in (first, leader) if r is not None]
-        if not usual or any(_loading(config) == _loading(known) for known in usual):
+        if not usual or any(loading_of(config) == loading_of(known) for known in usual):
             return None
         if leader is None or leader.measurement is None:
             return "nothing measured says that a step waits for its data"
-        share, theirs = leader.measurement.data_wait_share, _loading(leader.request.config)
+        share, theirs = leader.measurement.data_wait_share, loading_of(leader.request.config)
         loads = any(getattr(config, name) != value for name, value in theirs.items() if name.startswith("dataloader_"))
         if loads and share is not None and share < WORTHWHILE_DATA_WAIT:
             return f"a step of the leader waits for data {share:.1%} of its time: loading them otherwise can't pay"
@@ -315,7 +315,7 @@ class History:
         return None
 
 
-def _loading(config: TrainConfig) -> dict[str, Any]:
+def loading_of(config: TrainConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in LOADING}
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import benches
 import psutil
@@ -43,6 +44,16 @@ def launcher_pid(bench) -> int:
 
 def assert_goes_on(bench) -> None:
     assert bench.misbehave("refuse").outcome.cause == "planted"
+
+
+def test_a_cold_compile_finds_nothing_and_leaves_nothing(bench):
+    request = bench.request(workload=misbehaviour("look_at_the_compile_cache"))
+    result = bench.runner.run(request.model_copy(update={"cold_compile": True}))
+    assert result.status is TrialStatus.COMPLETED, result.outcome
+    found = bench.seen(result)
+    cache = Path(found["TORCHINDUCTOR_CACHE_DIR"])
+    assert (cache.parent, Path(found["TRITON_CACHE_DIR"])) == (bench.directory(result), cache / "triton")
+    assert (found["at first"], found["after"]) == ([], False)
 
 
 def test_the_same_request_gives_the_same_loss_whatever_ran_between_and_no_worker_outlives_its_trial(bench):
