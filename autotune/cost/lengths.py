@@ -48,6 +48,15 @@ def in_full_length(workload: Workload, kind: TrainConfig, sizes: Vector) -> Full
     return FullLength(found.mean * more, found.attended * more**2, found.largest * most)
 
 
+def padding_share(workload: Workload, kind: TrainConfig) -> float:
+    """Return the expected share of padding in the positions that run; 0 where no batch is padded."""
+    lengths, code = workload.lengths, workload.own_code
+    if lengths is None or (code is not None and not code.pads):
+        return 0.0
+    size = kind.per_device_train_batch_size
+    return 1 - size * lengths.mean / (float(in_full_length(workload, kind, np.array([size])).mean[0]) * lengths.maximum)
+
+
 def _to_the_longest(workload: Workload, lengths: LengthProfile, kind: TrainConfig, sizes: Vector) -> FullLength:
     # The mean of the squared lengths, which spread as the quantiles do, as a share of the greatest's.
     drawn = _quantiles(lengths, (np.arange(1000) + 0.5) / 1000)

@@ -12,7 +12,7 @@ import gc
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -47,7 +47,6 @@ class Reading(NamedTuple):
 
     longest: Any = None  # gives so many samples to evaluate on, the longest first; None: there are none
     kept: int | None = None  # samples of the data set whose predictions an evaluation keeps; None: it keeps none
-    padding_share: Callable[[int], float | None] = lambda steps: None  # of so many steps; None: unknown
     not_saved: str | None = None  # why a soak saves no checkpoint
     not_evaluated: str | None = None  # why there is nothing to evaluate on, if the user can't know
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import Trainer, TrainingArguments, set_seed
 from transformers.trainer_pt_utils import BatchRebalanceSampler
@@ -41,7 +40,7 @@ from autotune.stand_in.device import is_rehearsal
 from autotune.training.adapters import prepare_model
 from autotune.training.arguments import TrainingPlan, building_device, overrides, parallel_variables, training_plan
 from autotune.training.build import build_model
-from autotune.training.dataset import STEPS_TO_PEAK, Repeated, padding_share, token_lengths, training_data
+from autotune.training.dataset import STEPS_TO_PEAK, Repeated, training_data
 from autotune.training.random_weights import quick_weights
 from autotune.training.recipes import StepCount, recipe_trainer
 from autotune.values.budget import LossTask, ProfileTask, SoakTask
@@ -140,7 +139,6 @@ def trained(trial: Trial, probe: EffectsProbe, trainer: Any, train: Callable[[],
         return trial.useless(f"the loss scaler skipped the first {_SCALER_STEPS} steps and more")
     guard.check()
     found = checking.findings(request.task, trainer, reading, guard, trial.recorder)
-    found["padding_share"] = reading.padding_share(trainer.state.global_step)
     return trial.measurement(loss, effects, timer.data_wait_share()).model_copy(update=found)
 
 
@@ -216,15 +214,10 @@ def run_named_model(trial: Trial) -> Outcome:
             return outcome
         return outcome.model_copy(update={"effects": {**outcome.effects, "recipe": count.checked()}})
 
-    def padding(steps: int) -> float | None:  # steps of the longest samples left out
-        last = min(steps * per_step, len(rows))
-        timed = np.arange(min(STEPS_TO_PEAK * per_step, last - per_step), last)
-        return padding_share(token_lengths(rows, timed), trial.request.config, per_step)
-
     def longest(samples: int) -> Any:
         return data_of(trial, model_config, samples, longest_first=samples)[0]
 
-    return trained(trial, probe, trainer, trainer.train, Reading(longest, padding_share=padding))
+    return trained(trial, probe, trainer, trainer.train, Reading(longest))
 
 
 def _trainer_of(trial: Trial, mapping: TrainingPlan, probe: EffectsProbe) -> Any:
@@ -353,5 +346,5 @@ def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) 
     if not code.reorders:
         return reading
     samples, directory = trial.max_steps * trial.samples_per_step, trial.data_directory
-    trainer.train_dataset, padding_share = ordered(trial.request, trainer.train_dataset, directory, samples=samples)
-    return reading._replace(padding_share=padding_share)
+    trainer.train_dataset = ordered(trial.request, trainer.train_dataset, directory, samples=samples)
+    return reading

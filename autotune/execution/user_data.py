@@ -7,7 +7,7 @@ from a stream, it keeps its order.
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from autotune.errors import InputError, NoEffectError
-from autotune.training.dataset import STEPS_TO_PEAK, padding_share, row_order
+from autotune.training.dataset import row_order
 from autotune.values.budget import LossTask
 from autotune.values.config import TrainConfig
 from autotune.values.trial import TrialRequest
@@ -128,15 +128,12 @@ def distinct_samples(request: TrialRequest, samples: int) -> tuple[int, TrainCon
     return min(samples, own), request.config.model_copy(update={"train_sampling_strategy": "random"})
 
 
-def ordered(
-    request: TrialRequest, dataset: Any, directory: Path, *, samples: int
-) -> tuple[Any, Callable[[int], float | None]]:
-    """Return so many samples of the Trainer's data set, in the order in which a trial reads them, and their padding.
+def ordered(request: TrialRequest, dataset: Any, directory: Path, *, samples: int) -> Any:
+    """Return so many samples of the Trainer's data set, in the order in which a trial reads them.
 
-    The latter is called with a number of steps; it returns the share of padding in those after the longest samples;
-    None: unknown. The lengths are in `directory`, if they could be read.
+    The lengths are in `directory`, if they could be read.
     """
-    own, lengths = request.workload.own_code, stored_lengths(dataset, directory)
+    lengths = stored_lengths(dataset, directory)
     ranks = request.config.parallelism.data_parallel
     per_step = request.accumulation_steps * request.config.per_device_train_batch_size * ranks
     distinct, config = distinct_samples(request, samples)
@@ -144,15 +141,7 @@ def ordered(
         order = np.random.default_rng(request.workload.seed).permutation(len(dataset))
     else:
         order = row_order(lengths, request.workload, config, longest_first=per_step, rows=samples)
-    order = np.resize(order[:distinct], samples).astype(np.int64)
-
-    def padding(steps: int) -> float | None:
-        if lengths is None or own is None or not own.pads:
-            return None
-        timed = lengths[order[STEPS_TO_PEAK * per_step : steps * per_step]]
-        return padding_share([timed], request.config, per_step)
-
-    return view(dataset, order), padding
+    return view(dataset, np.resize(order[:distinct], samples).astype(np.int64))
 
 
 def first_batch(trainer: Any, samples: Any, size: int) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autotune.cost.lengths import padding_share
 from autotune.estimates.many_devices import shown
 from autotune.exports import launch_files, targets
 from autotune.output.step_time import step_lines, step_rows
@@ -114,9 +115,8 @@ def remarks(result: ResultData) -> tuple[list[str], list[str]]:
     lines += _allowance_lines(result)
     notes = [note for note in (result.outshone, result.untried) if note is not None]
     notes += [*result.proof_notes, *result.disturbances]
-    padding = result.baseline.measurement.padding_share if result.baseline.measurement else None
-    if padding is not None and padding >= 0.05:
-        notes.append(f"{padding:.0%} of what the baseline runs is padding")
+    if (padding := padding_share(result.workload, result.baseline.config)) >= 0.05:
+        notes.append(f"about {padding:.0%} of what the baseline runs is padding")
     return lines, notes
 
 

@@ -13,7 +13,7 @@ samples of a micro-batch into one row; positions start anew at each, by which tr
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -91,13 +91,6 @@ class Repeated:
         if not 0 <= index < self.samples:
             raise IndexError(index)
         return self.source[index % len(self.source)]
-
-
-def token_lengths(samples: Any, numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return the lengths of ids, and of a decoder's own labels, of samples of `training_data` without reading one."""
-    while isinstance(samples, Repeated):
-        numbers, samples = numbers % len(samples.source), samples.source
-    return list(samples.lengths[numbers].T)
 
 
 @dataclass(frozen=True)
@@ -253,31 +246,3 @@ def row_order(
     while len(visits) < count:
         visits[next(turns)] = None
     return np.concatenate([longest, by_length[list(visits)].reshape(-1)])
-
-
-def micro_batches(lengths: Sequence[int], config: TrainConfig, per_step: int) -> Iterator[list[int]]:
-    """Yield the numbers of the samples of each micro-batch of all ranks; balanced ones rank by rank, in whole steps."""
-    micro, ranks = config.per_device_train_batch_size, config.parallelism.data_parallel
-    if not config.is_balanced:
-        yield from (list(range(start, start + micro)) for start in range(0, len(lengths) - micro + 1, micro))
-        return
-    from transformers.trainer_pt_utils import BatchRebalanceSampler
-
-    steps = per_step // (micro * ranks)
-    for rank in range(ranks):
-        yield from BatchRebalanceSampler(list(lengths), per_step, ranks, steps, shuffle=False, rank=rank)
-
-
-def padding_share(lengths: Sequence[NDArray[np.int64]], config: TrainConfig, per_step: int) -> float | None:
-    """Return the share of padding by lengths of ids and decoders' labels; None without a whole micro-batch of them."""
-    batches = list(micro_batches(lengths[0].tolist(), config, per_step)) if lengths else []
-    if not batches:
-        return None
-    if config.packing:
-        return 0.0
-    order, counts = np.concatenate(batches), np.array([len(batch) for batch in batches])
-    starts = np.cumsum(counts) - counts
-    multiple = config.pad_to_multiple_of or 1
-    longest = (-(-np.maximum.reduceat(sizes[order], starts) // multiple) * multiple for sizes in lengths)
-    run = sum(int((each * counts).sum()) for each in longest)
-    return 1 - sum(int(sizes[order].sum()) for sizes in lengths) / run

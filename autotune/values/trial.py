@@ -216,7 +216,6 @@ class Measurement(Value):
     startup_s: float  # seconds from launch to the first training step
     first_step_s: float  # seconds of the first optimizer step, at the full accumulation, compilation included
     data_wait_share: float | None  # share of a step spent waiting for data; None: unknown
-    padding_share: float | None = None  # share of padding in the positions that ran; None: no tokens
     loss: float | None  # mean training loss over all steps; None: the user's loop returns none
     alloc_retries: int | None = None  # CUDA: num_alloc_retries of torch's allocator during the measured steps
     effects: dict[str, str]  # the setting that was verified to be in effect, by knob

@@ -5,7 +5,7 @@ import pytest
 from factories import make_config, make_workload
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 
-from autotune.cost.lengths import QUADRATIC_COST, balanced_cut, expected_longest, in_full_length
+from autotune.cost.lengths import QUADRATIC_COST, balanced_cut, expected_longest, in_full_length, padding_share
 from autotune.values.workload import LengthProfile
 
 LENGTHS = LengthProfile(samples=1000, mean=20.0, minimum=5, median=18, p95=40, maximum=60)
@@ -72,6 +72,18 @@ def test_balanced_micro_batches_are_padded_less_than_random_ones_and_more_than_n
     found = balanced(*sizes).mean
     assert (found < random).all()
     assert (found > sizes * LENGTHS.mean / LENGTHS.maximum).all()
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_the_share_of_padding_is_that_of_drawn_micro_batches(size):
+    lengths = np.random.default_rng(0).integers(100, 513, (20_000, size))
+    known = LengthProfile(samples=1000, mean=306, minimum=100, median=306, p95=492, maximum=512)
+    padded = make_workload(lengths=known, global_batch_size=64)
+    drawn = 1 - lengths.sum() / (size * lengths.max(axis=1).sum())
+    assert padding_share(padded, make_config(size)) == pytest.approx(drawn, abs=0.01)
+    assert padding_share(padded, make_config(size, packing=True)) == 0
+    assert padding_share(padded, make_config(size, pad_to_multiple_of=64)) > drawn + 0.02
+    assert padding_share(make_workload(), make_config(size)) == 0
 
 
 def test_the_largest_has_no_more_than_the_longest_samples_and_no_less_than_a_usual_one():

@@ -9,7 +9,7 @@ from conftest import TINY_LLAMA, write_model
 
 from autotune.training.resolve import resolve
 from autotune.values.budget import LossTask
-from autotune.values.trial import Measurement, TrialStatus
+from autotune.values.trial import TrialStatus
 
 MIB = 1 << 20
 
@@ -124,8 +124,6 @@ def test_packing_trains_the_same_without_padding(bench, texts):
     config = {"per_device_train_batch_size": 4}
     padded = bench.measured(config=config, workload=texts)
     packed = bench.measured(config={**config, "packing": True}, workload=texts)
-    assert padded.padding_share > 0.2
-    assert packed.padding_share == 0
     assert packed.effects["packing"] == "one row each"
     assert packed.loss == pytest.approx(padded.loss, rel=1e-5)
 
@@ -134,19 +132,16 @@ def test_padding_to_a_multiple_trains_the_same(bench, texts):
     config = {"per_device_train_batch_size": 4}
     padded = bench.measured(config=config, workload=texts)
     further = bench.measured(config={**config, "pad_to_multiple_of": 32}, workload=texts)
-    assert further.padding_share > padded.padding_share
     assert further.effects["pad_to_multiple_of"] == "to multiples of 32"
     assert further.loss == pytest.approx(padded.loss, rel=1e-5)
 
 
-def test_grouped_or_balanced_micro_batches_pad_less(bench, texts):
-    def seen(size: int, strategy: str) -> Measurement:
-        config = {"per_device_train_batch_size": size, "train_sampling_strategy": strategy}
-        return bench.measured(config=config, workload=texts, limits={"measure_steps": 8, "relative_interval": 1e-9})
-
-    assert seen(4, "group_by_length").padding_share < 0.15
-    random, balanced = seen(2, "random"), seen(2, "batch_rebalance")
-    assert balanced.padding_share < 0.7 * random.padding_share
-    assert balanced.effects["train_sampling_strategy"] == "of the same cost in tokens"
-    assert random.effects["train_sampling_strategy"] == "of the same number of samples"
-    assert balanced.accumulation_steps == 4
+@pytest.mark.parametrize(
+    ("strategy", "seen"),
+    [("random", "of the same number of samples"), ("batch_rebalance", "of the same cost in tokens")],
+)
+def test_balanced_micro_batches_are_in_effect(bench, texts, strategy, seen):
+    config = {"per_device_train_batch_size": 2, "train_sampling_strategy": strategy}
+    measured = bench.measured(config=config, workload=texts, limits={"measure_steps": 8, "relative_interval": 1e-9})
+    assert measured.effects["train_sampling_strategy"] == seen
+    assert measured.accumulation_steps == 4

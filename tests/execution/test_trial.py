@@ -219,7 +219,6 @@ def test_a_collator_that_pads_to_a_multiple_is_told_to(bench, llama, tmp_path):
     assert "pad_to_multiple_of" not in description.own.held
     seen = [measured(bench, workload, pad_to_multiple_of=multiple) for multiple in (None, 64)]
     assert [one.effects["pad_to_multiple_of"] for one in seen] == ["to the longest", "to multiples of 64"]
-    assert seen[1].padding_share > seen[0].padding_share
     assert seen[1].loss == pytest.approx(seen[0].loss, rel=1e-4)
 
 

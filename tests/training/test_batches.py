@@ -10,7 +10,7 @@ from factories import make_config, make_workload
 from optimizer_steps import GPT2, LLAMA, arguments_for, assert_same_step, plain, step_taken
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from autotune.training.dataset import micro_batches, padded_batch, padding_share, positioned_batch, row_order
+from autotune.training.dataset import padded_batch, positioned_batch, row_order
 from autotune.training.facts import PACKED
 from autotune.training.loss import normalize_loss
 
@@ -143,32 +143,3 @@ def test_grouping_by_length_saves_padding_by_an_order_that_depends_on_the_seed_a
 def test_a_few_micro_batches_stand_for_all(strategy, micro_batches):
     rows = order(strategy, rows=10**6)[32:]
     assert padded(rows[: 4 * micro_batches]) == pytest.approx(padded(rows), rel=0.12)
-
-
-# Micro-batches and padding
-
-
-BALANCED = make_config(2, train_sampling_strategy="batch_rebalance")
-
-
-def test_balanced_micro_batches_are_a_long_sample_or_several_short_ones_of_the_same_step():
-    batches = [sorted(batch) for batch in micro_batches([90, 30, 30, 30, 10, 10, 10, 30], BALANCED, 4)]
-    assert batches == [[0], [1, 2, 3], [7], [4, 5, 6]]
-
-
-def test_balanced_micro_batches_are_padded_less_by_a_share_that_is_counted():
-    lengths = np.array([90, 30, 25, 20])
-    assert padding_share([lengths], BALANCED, 4) == pytest.approx((5 + 10) / (90 + 3 * 30))
-    assert padding_share([lengths[:3]], BALANCED, 4) is None, "no whole step"
-    many = [LENGTHS[order("batch_rebalance")[32:]]]
-    assert padding_share(many, BALANCED, 16) < 0.7 * padding_share(many, make_config(2), 16)
-
-
-def test_the_share_of_padding_is_that_of_the_micro_batches_and_of_a_decoders_targets_too():
-    lengths = [np.array([4, 8, 6, 6])]
-    assert padding_share(lengths, make_config(2), 4) == pytest.approx(4 / 28)
-    assert padding_share([lengths[0][2:]], make_config(2), 4) == 0
-    assert padding_share(lengths, make_config(2, packing=True), 4) == 0
-    assert padding_share(lengths, make_config(2, pad_to_multiple_of=5), 4) == pytest.approx(1 - 24 / 40)
-    of_both = [np.array([4, 8]), np.array([1, 3])]
-    assert padding_share(of_both, make_config(2), 2) == pytest.approx(1 - (12 + 4) / (16 + 6))
