@@ -4,7 +4,6 @@ The template, and `svg` for charts, escape all texts.
 """
 
 import json
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -14,13 +13,13 @@ from markupsafe import Markup
 from autotune.exports import targets
 from autotune.output.charts import best_over_time, svg, throughput_against_memory, waterfall
 from autotune.output.step_time import step_rows
-from autotune.output.table import about, contribution_rows, remarks, show_config, times_baseline, verdict_line
+from autotune.output.table import about, answer_rows, contribution_rows, remarks, verdict_line
 from autotune.space.knobs import SHORT_NAMES, shown_changes
 from autotune.storage.run_directory import ANSWER_FILE
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.estimate import MemoryBreakdown
-from autotune.values.result import ResultData, RunReport, TrialRow, shown_rate
-from autotune.values.trial import Measurement, Purpose, TrialStatus
+from autotune.values.result import RunReport, TrialRow
+from autotune.values.trial import Purpose, TrialStatus
 
 Row = tuple[str, ...]
 
@@ -37,7 +36,7 @@ def html_report(report: RunReport) -> str:
         "subject": f"{about(report.workload)}, on {report.hardware.name} within {show_memory(report.memory_bytes)}",
         "answer": answer(report),
         "state": state(report),
-        "against": _against(result) if result is not None else [],
+        "against": answer_rows(result) if result is not None else [],
         "knobs": [(SHORT_NAMES.get(c.knob, c.knob), c.before, c.after, str(c.allowance)) for c in changes],
         "waterfall": svg(lambda: waterfall(found), "waterfall"),
         "pareto": svg(lambda: throughput_against_memory(report), "pareto"),
@@ -83,46 +82,6 @@ def state(report: RunReport) -> str:
     if report.is_running:
         words += f"; still running, as of {report.written}"
     return words
-
-
-def _against(result: ResultData) -> list[Row]:
-    """Return rows that compare baseline and winner: a heading, then the quantity and the value of each."""
-    sides = {"baseline": result.baseline, "winner": result.best}
-    if result.best.config == result.baseline.config:
-        sides = {"baseline = winner": result.best}
-
-    def rate(m: Measurement) -> str:
-        if not m.shown_interval.is_narrow:
-            return shown_rate(m)
-        low, high = show_rate(m.shown_interval.low), show_rate(m.shown_interval.high)
-        return shown_rate(m) + (" (± under 1 %)" if low == high else f" ({low} to {high})")
-
-    def peak(m: Measurement) -> str | None:
-        if not m.memory.is_known:
-            return None
-        share = m.memory.peak_bytes / result.memory_bytes
-        return f"{show_memory(m.memory.peak_bytes)} ({'<1%' if share < 0.01 else f'{share:.0%}'} of the budget)"
-
-    tokens = result.workload.tokens_per_sample
-    figures: dict[str, Callable[[Measurement], str | None]] = {
-        "throughput, samples/s": rate,
-        "throughput, tokens/s": lambda m: shown_rate(m, tokens=tokens) if tokens else None,
-        "optimizer step, s": lambda m: f"{statistics.fmean(m.step_times_s):.3g}",
-        "peak memory": peak,
-        "first step (compiling included), s": lambda m: f"{m.first_step_s:.3g}",
-        "waiting for data": lambda m: None if m.data_wait_share is None else f"{m.data_wait_share:.1%} of a step",
-    }
-    used = [None if contender.mfu is None else f"{contender.mfu:.0%}" for contender in sides.values()]
-    measured = [contender.measurement for contender in sides.values()]
-    found = [(name, *("–" if m is None else shown(m) or "–" for m in measured)) for name, shown in figures.items()]
-    return [
-        ("", *sides),
-        ("x baseline", *(times_baseline(result, c) or "–" for c in sides.values())),
-        *(row for row in found if any(cell != "–" for cell in row[1:])),
-        *([("model FLOP utilisation (MFU)", *(cell or "–" for cell in used))] if any(used) else ()),
-        ("measured in trials", *(", ".join(map(str, c.trials)) or "none" for c in sides.values())),
-        ("configuration", *(show_config(c.config) for c in sides.values())),
-    ]
 
 
 def explained(report: RunReport) -> str:

@@ -43,17 +43,10 @@ def show_config(config: TrainConfig) -> str:
 
 def result_table(result: ResultData, answer_path: str | None = None, run_dir: str | None = None) -> RenderableType:
     """Return the result of a search, with paths if given; print it with `crop=False`, as some lines are to paste."""
-    same = result.best.config == result.baseline.config
-    best = _row(result, "baseline" if same else "winner", result.best)
-    rows: list[Sequence[str | Text]] = [[Text(cell, "bold green") for cell in best]]
-    rows += [] if same else [_row(result, "baseline", result.baseline)]
-    rows += [_row(result, "runner-up", c) for c in result.runners_up]
-    names = ("", "x baseline", "samples/s", "peak memory", "what changes")
+    names, best, *others = answer_rows(result)
+    rows: list[Sequence[str | Text]] = [[Text(cell, "bold green") for cell in best], *others]
     table = table_of(names, rows, right=names[1:4], box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    sides = {"baseline" if same else "winner": result.best, "baseline": result.baseline}
-    speeds = [f"{label} {said}" for label, contender in sides.items() if (said := _speed(contender))]
     lines, notes = remarks(result)
-    lines = [*(["; ".join(speeds)] if speeds else []), *step_lines(result), *lines]
     further = len(notes) - _MOST_NOTES
     if (spent := result.spent) is not None and spent.total_s and result.best.measurement is not None:
         largest = (f"{share:.0%} {what}" for what, share in list(spent.shares().items())[:3])
@@ -91,9 +84,21 @@ def text_of(result: ResultData) -> str:
     return file.getvalue().rstrip("\n")
 
 
+def answer_rows(result: ResultData) -> list[tuple[str, ...]]:
+    """Return headings, and a row each for the winner, the baseline if it is another configuration, and runners-up."""
+    same = result.best.config == result.baseline.config
+    labels = [("baseline" if same else "winner", result.best), *([] if same else [("baseline", result.baseline)])]
+    labels += [("runner-up", contender) for contender in result.runners_up]
+    names = ("", "x baseline", "samples/s", "peak memory", "what changes")
+    return [names, *(_row(result, label, contender) for label, contender in labels)]
+
+
 def remarks(result: ResultData) -> tuple[list[str], list[str]]:
-    """Return lines on `*` in the table, compiling, checks and allowances, and notes."""
-    lines = device_lines(result)
+    """Return lines on speed, `*` in the table, compiling, checks and allowances, and notes."""
+    same = result.best.config == result.baseline.config
+    sides = {"baseline" if same else "winner": result.best, "baseline": result.baseline}
+    speeds = [f"{label} {said}" for label, contender in sides.items() if (said := _speed(contender))]
+    lines = [*(["; ".join(speeds)] if speeds else []), *step_lines(result), *device_lines(result)]
     shown = (result.baseline, result.best, *result.runners_up)
     once = {c.config: c.measurement for c in shown if c.measurement is not None and not c.confirmed}
     if once:
