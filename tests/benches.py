@@ -32,9 +32,9 @@ LIMITS = Limits(
 LIGHT = "from autotune.execution import launch; launch._preload = lambda device: True; launch.main()"
 
 
-def light_command(*arguments: str) -> list[str]:
+def light_command(*arguments: str, python: str = sys.executable) -> list[str]:
     """The command of a launcher that starts at once, for trials that train nothing."""
-    return [sys.executable, "-P", "-c", LIGHT, *arguments]
+    return [python, "-P", "-c", LIGHT, *arguments]
 
 
 class Asked:
@@ -139,7 +139,7 @@ class Bench:
         """Have searches of this process run their trials by this launcher, start none and measure no operators."""
         launcher = self.runner.start()
         with (
-            patch("autotune.execution.runner.Launcher", lambda *_: Lent(launcher)),
+            patch("autotune.execution.runner.Launcher", lambda *_, **__: Lent(launcher)),
             patch("autotune.search.run.measured_model", lambda plan, model, *_, **__: model),
         ):
             yield

@@ -181,19 +181,30 @@ def explain(
 
 @guarded
 def compare(
-    first: Annotated[Path, typer.Argument(help="An answer: best-config.json.")],
+    first: Annotated[Path, typer.Argument(help="An answer: best-config.json; with --python a run directory.")],
     second: Annotated[
-        Path, typer.Argument(help="A later answer of the same training, by other versions or elsewhere.")
-    ],
+        Path | None, typer.Argument(help="A later answer of the same training, by other versions or elsewhere.")
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(help="Measure the first's winner in this Python's environment and here, in turn.")
+    ] = None,
+    trust_run_dir: TrustRunDir = False,
     as_json: Json = False,
 ) -> None:
-    """Compare two answers: the speed of a configuration that both measured, what differs, where a step takes longer."""
+    """Compare two answers, or two environments: the speed of the same configuration, and what differs."""
     from autotune.output import compare as comparing
+    from autotune.search.environments import compare_environments
     from autotune.tuning_result import load
 
-    results = load(first), load(second)
-    found = comparing.compare(*results)
-    console.show(found.model_dump(mode="json"), comparing.comparison_table(results[0], found), as_json=as_json)
+    if python is not None and second is None:
+        with console.progress(quiet=as_json, verbose=False) as progress:
+            answer, found = compare_environments(first, python, trust_run_dir=trust_run_dir, observer=progress)
+    elif second is not None and python is None:
+        answer = load(first)
+        found = comparing.compare(answer, load(second))
+    else:
+        raise InputError("compare takes two answers, or a run directory and --python PYTHON of another environment")
+    console.show(found.model_dump(mode="json"), comparing.comparison_table(answer, found), as_json=as_json)
 
 
 _KINDS = "training-args, python, accelerate, accelerate-loop, deepspeed, fsdp, trl"

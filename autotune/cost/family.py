@@ -32,17 +32,17 @@ class Family(Value):
     experts_implementation: str | None = None
     experts_per_token: int | None = None
     expert_capacity: int | None = None
-    chunked_loss: bool = Field(default=False, exclude_if=lambda is_on: not is_on)
-    liger: bool = Field(default=False, exclude_if=lambda is_on: not is_on, description="runs Liger's kernels")
+    chunked_loss: bool = False
+    liger: bool = Field(default=False, description="runs Liger's kernels")
     adapter: AnyAdapter | OwnAdapter | None = None
     quantization: Quantization | None = None
     tensor_parallel: int = Field(default=1, description="devices that share each layer's matrices")
-    sequence_parallel: int = Field(default=1, exclude_if=lambda n: n == 1, description="devices that share the tokens")
-    context_parallel: int = Field(default=1, exclude_if=lambda n: n == 1, description="devices that exchange keys")
+    sequence_parallel: int = Field(default=1, description="devices that share the tokens")
+    context_parallel: int = Field(default=1, description="devices that exchange keys")
     generation: Generation = Field(default="ampere", description="of a CUDA device: whose kernels and workspaces")
     precompute_ref_log_probs: bool = Field(default=False, description="of a recipe: the reference ran before training")
-    compiled: bool = Field(default=False, exclude_if=lambda on: not on, description="inductor's programs are traced")
-    clones_outputs: bool = Field(default=False, exclude_if=lambda on: not on, description="DDP's, of unused parameters")
+    compiled: bool = Field(default=False, description="inductor's programs are traced")
+    clones_outputs: bool = Field(default=False, description="DDP's, of unused parameters")
 
     @property
     def gpu(self) -> Generation | None:
@@ -80,9 +80,7 @@ class Shape(Value):
     padded: bool = Field(default=False, description="whether batches hold padding")
     recipe: RecipeName | None = Field(default=None, description="of TRL, whose loss it is; None: the model's own")
     completion: int = Field(default=0, description="of a recipe's tokens, those whose log-probabilities count")
-    smoothed: bool = Field(
-        default=False, exclude_if=lambda is_on: not is_on, description="the loss is the Trainer's, of smoothed labels"
-    )
+    smoothed: bool = Field(default=False, description="the loss is the Trainer's, of smoothed labels")
 
     @property
     def kind(self) -> RecipeKind | None:

@@ -225,17 +225,20 @@ class CostModel:
         whole_s = sum(float(part[0]) for part in parts.values())
         flops = accumulation * profile.needed(float(padded.mean[0]), float(padded.attended[0]))  # of one device
         peak = dense_peak(self.rates, config.precision, tf32=effective_tf32(config, self.hardware))
-        tokens = self.workload.tokens_per_sample
+        tokens, interval = self.workload.tokens_per_sample, Interval(low=rate / spread, high=rate * spread)
+        used = None if peak is None else flops / step_s / peak
         return CostEstimate(
             memory=self.breakdown(config, profile),
             step_time_s=step_s,
             step_time_interval=Interval(low=step_s / spread, high=step_s * spread),
             samples_per_second=rate,
-            samples_per_second_interval=Interval(low=rate / spread, high=rate * spread),
+            samples_per_second_interval=interval,
             parts={part: share for part, seconds in parts.items() if (share := float(seconds[0]) / whole_s)},
             tokens_per_second=None if tokens is None else rate * tokens,
+            tokens_per_second_interval=None if tokens is None else interval.times(tokens),
             flops_per_step=flops * config.parallelism.world_size,
-            mfu=None if peak is None else flops / step_s / peak,
+            mfu=used,
+            mfu_interval=None if used is None else Interval(low=min(used / spread, 1.0), high=min(used * spread, 1.0)),
             notes=(_COMPILED,) if by_rule(config, profile) else (),
             host_bytes=round(self._footprint(config, profile).share.host),
         )

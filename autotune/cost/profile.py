@@ -168,9 +168,7 @@ class Profile(Value):
     layer: tuple[ParameterGroup, ...] = Field(default=(), description="the largest layer; empty: the model has none")
     outside: tuple[ParameterGroup, ...] = Field(default=(), description="in no layer: embeddings, last norm, head")
     layers: int = Field(default=1, description="how many there are")
-    unlike: float = Field(
-        default=0.0, exclude_if=lambda share: not share, description="share of operators in which layers differ"
-    )
+    unlike: float = Field(default=0.0, description="share of operators in which layers differ")
     evaluation: ForwardPass | None = Field(default=None, description="None: it was not traced")
     generation: Generation | None = Field(default=None, description="of a recipe; None: nothing is generated")
     inputs_bytes: float = Field(default=0.0, description="of a sample's inputs on a CUDA device; 0 on a CPU")

@@ -16,7 +16,7 @@ from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.catalogue import gpus, hypothetical
 from autotune.values.config import Allowance, TrainConfig
-from autotune.values.estimate import Cost, CostEstimate, MemoryBreakdown
+from autotune.values.estimate import Cost, CostEstimate, MemoryBreakdown, Speed
 from autotune.values.hardware import Hardware
 from autotune.values.problem import Change
 from autotune.values.trial import Alive, Interval
@@ -32,19 +32,6 @@ class Device(Value):
     hardware: Hardware
     memory_bytes: int = Field(description="device memory that training may take")
     rates: str | None = Field(description="source of its rates; None: memory alone is known")
-
-
-class Speed(Value):
-    """Predicted speed; the intervals are 95 % intervals."""
-
-    step_time_s: float
-    step_time_interval: Interval
-    samples_per_second: float
-    samples_per_second_interval: Interval
-    tokens_per_second: float | None = Field(description="None for images")
-    tokens_per_second_interval: Interval | None
-    mfu: float | None = Field(description="needed FLOP/s over the precision's dense peak; None: no peak is known")
-    mfu_interval: Interval | None
 
 
 class Predicted(Cost):
@@ -171,14 +158,7 @@ Report = ConfigReport | RankingReport | DevicesReport | SpreadReport
 
 
 def predicted(config: TrainConfig, estimate: CostEstimate, *, workload: Workload, device: Device) -> Predicted:
-    rate, interval = estimate.samples_per_second, estimate.samples_per_second_interval
-    tokens, mfu = estimate.tokens_per_second, estimate.mfu
-    share = None if mfu is None else interval.times(mfu / rate)
-    speed = Speed(
-        **{name: getattr(estimate, name) for name in Speed.model_fields.keys() & CostEstimate.model_fields.keys()},
-        tokens_per_second_interval=None if tokens is None else interval.times(tokens / rate),
-        mfu_interval=None if share is None else Interval(low=min(share.low, 1.0), high=min(share.high, 1.0)),
-    )
+    speed = Speed(**{name: getattr(estimate, name) for name in Speed.model_fields})
     return Predicted(
         **{name: getattr(estimate, name) for name in Cost.model_fields},
         config=config,

@@ -63,11 +63,16 @@ COMPILED_FILE = "compiled.txt"  # beside the child's request, once all is compil
 
 
 def launcher_environment(
-    device: str, mark: Mapping[str, str], present: Mapping[str, str] = os.environ, *, others: Sequence[str] = ()
+    device: str,
+    mark: Mapping[str, str],
+    present: Mapping[str, str] = os.environ,
+    *,
+    others: Sequence[str] = (),
+    python: str = sys.executable,
 ) -> dict[str, str]:
     """Return the environment of a launcher for `device` and `others` like it, named as the parent counts.
 
-    `mark` is a variable by which the launcher's descendants are known (see `job`).
+    `mark` is a variable by which the launcher's descendants are known (see `job`); `python` runs it.
     """
     wanted = dict(ENVIRONMENT)
     if device == "cpu":
@@ -76,10 +81,10 @@ def launcher_environment(
         # would undo it in the processes that collate batches, which would map and clear each batch of images anew.
         wanted[MMAP_THRESHOLD] = OWN_MMAP_THRESHOLD
     chosen = {name: present.get(name, value) for name, value in wanted.items()}
-    # The parent's own module path, in its order.
-    chosen["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
+    if python == sys.executable:  # the parent's own module path, in its order
+        chosen["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100
     # Beside the interpreter lie tools that libraries look for (ninja), whether its environment is activated or not.
-    chosen["PATH"] = os.pathsep.join([present.get("PATH", os.defpath), str(Path(sys.executable).parent)])
+    chosen["PATH"] = os.pathsep.join([present.get("PATH", os.defpath), str(Path(python).parent)])
     # The URL of the lasting record may hold a password, the token opens a cluster.
     withheld = {"AUTOTUNE_RECORD", "RAY_AUTH_TOKEN", *FOREIGN}
     shared = {name: value for name, value in present.items() if name not in withheld}

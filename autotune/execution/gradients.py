@@ -16,7 +16,7 @@ import dataclasses
 import math
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -272,24 +272,19 @@ def _run(request: ExamineRequest, config: TrainConfig, file: Path, seeds: tuple[
     counts = dict.fromkeys(found.samples.values() if said is None else [said])
     expected = steps * found.micro_batch  # by each rank, of its own samples or those that it shares
     if not counts or expected in counts:
-        return _together(gathered(found))
+        whole, *others = gathered(found)  # what all ranks saw, so that they come to the same decisions
+        for other in others:
+            whole.rows.update(other.rows)
+            whole.gradients += other.gradients
+            whole.weights += other.weights
+            whole.is_short |= other.is_short
+        return whole
     remedy = "run" if own.takes_accumulation else f"have {own.name} take {ACCUMULATION}, and run"
     raise InputError(
         f"step: with a micro-batch of {found.micro_batch} a step of {own.name} consumed "
         f"{' or '.join(map(str, counts))} samples, and {expected} are a step ({steps} x {found.micro_batch}): {remedy} "
         f"{ACCUMULATION} micro-batches in each step; a step that can't be counted from outside returns (loss, samples)"
     )
-
-
-def _together(ranks: Sequence[_Step]) -> _Step:
-    """Return what all ranks saw, so that they come to the same decisions."""
-    whole = ranks[0]
-    for other in ranks[1:]:
-        whole.rows.update(other.rows)
-        whole.gradients += other.gradients
-        whole.weights += other.weights
-        whole.is_short |= other.is_short
-    return whole
 
 
 @contextmanager

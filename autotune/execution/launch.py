@@ -54,21 +54,22 @@ LAUNCHER_START_S = 300.0  # importing torch and transformers from a cold disk, a
 
 
 class Launcher:
-    """A launcher process for all trials of a search, which takes jobs once `wait` has returned."""
+    """A launcher process for all trials of a search, run by `python`, which takes jobs once `wait` has returned."""
 
-    def __init__(self, run_directory: Path, devices: Sequence[str]) -> None:
+    def __init__(self, run_directory: Path, devices: Sequence[str], *, python: str = sys.executable) -> None:
         self._mark = secrets.token_hex(8)
         write_text(json.dumps({"mark": self._mark}) + "\n", run_directory / MARK_FILE)
         self._log_path = run_directory / LOG_FILE
         self._connection, other_end = Pipe()
+        present, mark = os.environ, {jobs.MARK_VARIABLE: self._mark}
         with os.fdopen(open_own(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             self._process = subprocess.Popen(
-                launch_command("--device", devices[0], "--jobs", str(other_end.fileno())),
+                launch_command("--device", devices[0], "--jobs", str(other_end.fileno()), python=python),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 pass_fds=(other_end.fileno(),),
-                env=environment.launcher_environment(devices[0], {jobs.MARK_VARIABLE: self._mark}, others=devices[1:]),
+                env=environment.launcher_environment(devices[0], mark, present, others=devices[1:], python=python),
                 start_new_session=True,
             )
         other_end.close()
@@ -161,9 +162,9 @@ def import_failure(error: BaseException) -> str:
     return f"{package} can't be imported: {said}; install the build of it for torch {version('torch')}, or uninstall it"
 
 
-def launch_command(*arguments: str) -> list[str]:
+def launch_command(*arguments: str, python: str = sys.executable) -> list[str]:
     """Return the command of this module; -P: the present directory is not searched for modules."""
-    return [sys.executable, "-P", "-m", "autotune.execution.launch", *arguments]
+    return [python, "-P", "-m", "autotune.execution.launch", *arguments]
 
 
 def _preload(device: str) -> bool:

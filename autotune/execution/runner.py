@@ -10,6 +10,7 @@ import json
 import math
 import re
 import shutil
+import sys
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -114,6 +115,7 @@ class LocalRunner(Runner):
         self, run_directory: Path, hardware: Hardware, *, entry: str = DEFAULT_ENTRY, places: Sequence[Place] = ()
     ) -> None:
         self._run_directory, self._hardware, self._entry = run_directory.resolve(), hardware, entry
+        self.python = sys.executable  # which runs the trials; another one has this autotune too
         self._places = places or (whole(hardware),)
         sharing = frozenset() if hardware.is_cpu else sharing_of(hardware.device)
         self._is_by_mps = "MPS" in sharing  # a fault of one process ends all
@@ -292,7 +294,7 @@ class LocalRunner(Runner):
             self.close()
         if self._launcher is None:
             devices = dict.fromkeys(device for place in self._places for device in place.devices)
-            self._launcher = Launcher(self._run_directory, list(devices))
+            self._launcher = Launcher(self._run_directory, list(devices), python=self.python)
         return self._launcher
 
     def start(self) -> Launcher:

@@ -232,7 +232,16 @@ def script(result: ResultData, name: str, template: str, lost: list[str], **valu
         **_samples(result),
         "lost": lost,
     }
-    text = _environment().get_template(template).render(c={**known, **values})
+    # With autoescape what a macro has written counts as written, and everything else goes through `finalize`.
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("autotune.exports", "templates"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=True,
+        finalize=lambda value: value if isinstance(value, Markup) else Code(literal(value)),
+    )
+    environment.filters |= {"name": _name, "text": _text, "comment": lambda value: Code(visible(value))}
+    text = environment.get_template(template).render(c={**known, **values})
     return Draft(name, text, (command,), tuple(lost))
 
 
@@ -313,19 +322,6 @@ def _samples(result: ResultData) -> dict[str, Any]:
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
-    # With autoescape what a macro has written counts as written, and everything else goes through `finalize`.
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("autotune.exports", "templates"),
-        undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-        autoescape=True,
-        finalize=lambda value: value if isinstance(value, Markup) else Code(literal(value)),
-    )
-    environment.filters |= {"name": _name, "text": _text, "comment": lambda value: Code(visible(value))}
-    return environment
-
-
 def _name(value: str) -> Code:
     assert re.fullmatch(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", value, re.ASCII), f"{value!r} is no name"
     return Code(value)

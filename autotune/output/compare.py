@@ -7,7 +7,6 @@ those of a next run, so they hold between machines too, and the ratio's is of bo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -16,27 +15,8 @@ from autotune.errors import InputError
 from autotune.output.table import COULD_NOT_TELL, about, show_config, show_ratio
 from autotune.output.terminal import table_of
 from autotune.units import show_memory, show_rate
-from autotune.value import Value
-from autotune.values.config import TrainConfig
-from autotune.values.result import Contender, ResultData
+from autotune.values.result import Compared, Comparison, Contender, ResultData, differing_versions
 from autotune.values.trial import Interval, StepPart
-
-
-class Compared(Value):
-    """One configuration that two answers have measured."""
-
-    config: TrainConfig
-    samples_per_second: tuple[float, float]
-    ratio: float  # of the second over the first
-    interval: Interval
-    more_s: dict[StepPart, float]  # seconds of a step by which each part takes longer in the second; empty: unknown
-
-
-class Comparison(Value):
-    """Two answers, by the same configuration and by their machines."""
-
-    compared: tuple[Compared, ...]  # the first answer's winner and the baseline, as far as both have them
-    changed: dict[str, tuple[str, str]]  # what differs between device, driver and versions
 
 
 def compare(first: ResultData, second: ResultData) -> Comparison:
@@ -48,7 +28,17 @@ def compare(first: ResultData, second: ResultData) -> Comparison:
     wanted = [(one, other) for one, other in pairs if one.config in (first.best.config, first.baseline.config)]
     if not (wanted := wanted or pairs[:1]):
         raise InputError("the answers have measured no configuration in common; search again with --fix for each knob")
-    return Comparison(compared=tuple(_compared(*pair) for pair in wanted), changed=dict(_changed(first, second)))
+    one, other = first.hardware, second.hardware
+    sides = {
+        "device": (one.name, other.name),
+        "memory": (show_memory(one.memory_bytes), show_memory(other.memory_bytes)),
+        "driver": (one.driver or "", other.driver or ""),
+        "cores": (str(one.cores), str(other.cores)),
+        "autotune": (first.autotune_version, second.autotune_version),
+    }
+    changed = {what: values for what, values in sides.items() if values[0] != values[1]}
+    changed |= differing_versions(one.versions, other.versions)
+    return Comparison(compared=tuple(_compared(*pair) for pair in wanted), changed=changed)
 
 
 def _measured(result: ResultData) -> list[Contender]:
@@ -74,25 +64,11 @@ def _compared(one: Contender, other: Contender) -> Compared:
     )
 
 
-def _changed(first: ResultData, second: ResultData) -> Iterator[tuple[str, tuple[str, str]]]:
-    one, other = first.hardware, second.hardware
-    sides = {
-        "device": (one.name, other.name),
-        "memory": (show_memory(one.memory_bytes), show_memory(other.memory_bytes)),
-        "driver": (one.driver or "", other.driver or ""),
-        "cores": (str(one.cores), str(other.cores)),
-        "autotune": (first.autotune_version, second.autotune_version),
-    }
-    packages = sorted(one.versions.keys() | other.versions.keys())
-    sides |= {name: (one.versions.get(name, "none"), other.versions.get(name, "none")) for name in packages}
-    yield from ((what, values) for what, values in sides.items() if values[0] != values[1])
-
-
 def comparison_table(first: ResultData, found: Comparison) -> RenderableType:
     """Return a comparison as a table for each configuration, and a line for what changed."""
     parts: list[RenderableType] = [Text(about(first.workload), "bold")]
     for one in found.compared:
-        parts.append(Text(f"{_verdict(one)}: {show_config(one.config)}"))
+        parts.append(Text(f"{_verdict(one, found.names)}: {show_config(one.config)}"))
         largest = [
             (part, more) for part, more in one.more_s.items() if abs(more) >= 0.05 * sum(map(abs, one.more_s.values()))
         ]
@@ -100,17 +76,15 @@ def comparison_table(first: ResultData, found: Comparison) -> RenderableType:
             told = ", ".join(f"{part} {'+' if more > 0 else '-'}{show_rate(abs(more))} s" for part, more in largest)
             parts.append(Text(f"  a step's parts, second less first: {told}"))
     rows = [(what, *values) for what, values in found.changed.items()]
-    parts.append(
-        table_of(("what differs", "first", "second"), rows) if rows else Text("device and versions are the same")
-    )
+    parts.append(table_of(("what differs", *found.names), rows) if rows else Text("device and versions are the same"))
     return Group(*parts)
 
 
-def _verdict(one: Compared) -> str:
+def _verdict(one: Compared, names: tuple[str, str]) -> str:
     rates = " for ".join(show_rate(rate) for rate in reversed(one.samples_per_second))
     word, ratio = "the same speed, as far as can be told", show_ratio(one.ratio, one.interval)
     if one.interval.high < 1.0 or one.interval.low > 1.0:
-        word = f"the second is {'slower' if one.ratio < 1.0 else 'faster'}"
+        word = f"{names[1]} is {'slower' if one.ratio < 1.0 else 'faster'}"
     if ratio == COULD_NOT_TELL:
         return f"couldn't tell which is faster: {rates} samples/s"
     return f"{word}: {ratio} x, {rates} samples/s"

@@ -14,7 +14,7 @@ from autotune.output.terminal import table_of
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate
 from autotune.values.config import Precision
-from autotune.values.estimate import MemoryBreakdown
+from autotune.values.estimate import MemoryBreakdown, Speed
 from autotune.values.trial import Alive, Interval
 from autotune.values.workload import Workload
 
@@ -83,7 +83,7 @@ def _memory_rows(found: reports.Predicted, *, on_cpu: bool) -> list[tuple[str, s
     return rows
 
 
-def _speed_rows(speed: reports.Speed | None) -> list[tuple[str, str, str]]:
+def _speed_rows(speed: Speed | None) -> list[tuple[str, str, str]]:
     if speed is None:
         return []
     known = (
@@ -221,7 +221,7 @@ def _interval(interval: Interval) -> str:
     return f"{show_rate(interval.low)} to {show_rate(interval.high)}"
 
 
-def _rate(speed: reports.Speed | None, *, with_interval: bool = False) -> str:
+def _rate(speed: Speed | None, *, with_interval: bool = False) -> str:
     """Return tokens per second, or samples if there are none, with the interval in a second line; empty if unknown."""
     if speed is None:
         return ""
@@ -231,7 +231,7 @@ def _rate(speed: reports.Speed | None, *, with_interval: bool = False) -> str:
     return show_rate(rate) + (f"\n{_interval(ends)}" if with_interval else "")
 
 
-def _share(speed: reports.Speed | None) -> str:
+def _share(speed: Speed | None) -> str:
     return "" if speed is None else _UNKNOWN if speed.mfu is None else f"{speed.mfu:.0%}"
 
 

@@ -15,7 +15,7 @@ from autotune.planning.plan import SearchPlan, differences, request_of
 from autotune.search.run import backend_of
 from autotune.space.knobs import changes
 from autotune.storage import trust
-from autotune.storage.run_directory import RunDirectory, read_plan, restore
+from autotune.storage.run_directory import EXPLAIN_FOLDER, RunDirectory, read_plan, restore
 from autotune.units import show_time
 from autotune.values.config import TrainConfig
 from autotune.values.problem import Leader, Note, Observer, TrialEnded, TrialStarted, ignore
@@ -40,7 +40,7 @@ def explain(
             raise InputError(f"{run_dir}: nothing to explain: no trial has completed (`autotune resume` goes on)")
         if result.best.config == result.baseline.config:
             raise InputError(f"{run_dir}: nothing to explain: the baseline itself is the best")
-        folder = directory.explaining()
+        folder = directory.inside(EXPLAIN_FOLDER)
         for text in (*restore(directory.path), *restore(folder.path)):
             observer(Note(text=text))
         explainer = Explainer(plan, result, directory.results(), folder, observer, max_time_s=max_time_s)

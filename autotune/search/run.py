@@ -5,6 +5,7 @@ place is a device, several devices of one training, or some of the CPU's cores.
 """
 
 import contextlib
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from operator import attrgetter
@@ -68,12 +69,18 @@ def check_fleet(options: SearchOptions) -> None:
 
 @contextlib.contextmanager
 def backend_of(
-    fleet: Fleet, run_directory: Path, *, device: str = "auto", planned: Hardware | None = None
+    fleet: Fleet,
+    run_directory: Path,
+    *,
+    device: str = "auto",
+    planned: Hardware | None = None,
+    python: str = sys.executable,
 ) -> Iterator[Backend]:
     """Yield the backend of a search in `run_directory`, and end all processes that it started.
 
-    A new search tunes for `device`, one that is resumed for the `planned` hardware of each trial. MachineError: the
-    devices aren't present, or aren't those of the resumed search. InfrastructureError: the cluster can't be joined.
+    A new search tunes for `device`, one that is resumed for the `planned` hardware of each trial. `python` runs
+    them, but for those on a cluster. MachineError: the devices aren't present, or aren't those of the resumed search.
+    InfrastructureError: the cluster can't be joined.
     """
     if fleet.engine == "ray":
         with joined(fleet.address) as cluster, LocalRunner(run_directory, detect("cpu")) as asker:
@@ -83,6 +90,7 @@ def backend_of(
         return
     places, allotment = _allotted(fleet, device, planned)
     with LocalRunner(run_directory, allotment.hardware, places=places) as runner:
+        runner.python = python
         yield Backend(allotment, runner, runner)
 
 

@@ -185,9 +185,9 @@ class RunDirectory:
             return False
         return False
 
-    def explaining(self) -> RunDirectory:
-        """Return the directory in which the winner is explained, inside this one, made if it isn't there."""
-        path = self.path / EXPLAIN_FOLDER
+    def inside(self, name: str) -> RunDirectory:
+        """Return a directory of further trials inside this one, made if it isn't there."""
+        path = self.path / name
         with writing(str(path), RunDirectoryError):
             path.mkdir(exist_ok=True)
             data = path / "data"

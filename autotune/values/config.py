@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
-from operator import attrgetter, not_
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, PositiveInt, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
-from autotune.value import Value
+from autotune.value import Value, digest_of
 from autotune.values.model import ModelFacts
 from autotune.values.techniques import AnyAdapter, BackendName, Checkpointing, Mode, why_not
 
@@ -160,15 +160,9 @@ class Parallelism(Value):
         "FSDP2, zero is DeepSpeed",
     )
     tensor_parallel: PositiveInt = Field(default=1, description="devices that share each layer's matrices")
-    sequence_parallel: PositiveInt = Field(
-        default=1, exclude_if=lambda n: n == 1, description="devices that share the tokens of each sample"
-    )
-    model_parallel: PositiveInt = Field(
-        default=1, exclude_if=lambda n: n == 1, description="devices that share each sample in a loop of one's own"
-    )
-    replicas: PositiveInt = Field(
-        default=1, exclude_if=lambda n: n == 1, description="copies of the model that FSDP keeps (HYBRID_SHARD)"
-    )
+    sequence_parallel: PositiveInt = Field(default=1, description="devices that share the tokens of each sample")
+    model_parallel: PositiveInt = Field(default=1, description="devices that share each sample in a loop of one's own")
+    replicas: PositiveInt = Field(default=1, description="copies of the model that FSDP keeps (HYBRID_SHARD)")
     offload: Literal["none", "optimizer", "parameters"] = Field(
         default="none", description="kept in the host's memory; parameters includes the optimizer states"
     )
@@ -238,24 +232,21 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
     expert_capacity: PositiveInt | None = Field(default=None, description="tokens of an expert; None: the model's own")
     use_liger_kernel: bool = Field(default=False, description="fused kernels of the package liger-kernel")
     chunked_loss: bool = Field(
-        default=False, exclude_if=not_, description="a causal model's loss is worked out a few positions at a time"
+        default=False, description="a causal model's loss is worked out a few positions at a time"
     )
     torch_compile_backend: BackendName | None = Field(default=None, description="None: not compiled")
     torch_compile_mode: Mode | None = Field(default=None, description="mode of inductor; None: its default")
     activation_memory_budget: float | None = Field(
-        default=None, ge=0, lt=1, exclude_if=lambda share: share is None,
-        description="share of its activations that a compiled model keeps (torch._functorch.config); None: all",
-    )  # fmt: skip
+        default=None, ge=0, lt=1, description="of a compiled model: share of its activations that it keeps; None: all"
+    )
     adapter: AnyAdapter | None = Field(default=None, description="None: all weights are trained")
     quantization: Quantization | None = Field(default=None, description="of frozen base weights; None: not quantized")
     dataloader_num_workers: int = Field(default=0, ge=0, le=1024, description="processes that load data")
     dataloader_prefetch_factor: PositiveInt | None = Field(default=None, le=1024, description="of each worker; None: 2")
     dataloader_pin_memory: bool = Field(default=True, description="copy to the device from pinned memory")
-    non_blocking: bool = Field(
-        default=False, exclude_if=not_, description="the host doesn't wait for copies from pinned memory"
-    )
+    non_blocking: bool = Field(default=False, description="the host doesn't wait for copies from pinned memory")
     logging_nan_inf_filter: bool = Field(
-        default=True, exclude_if=bool, description="wait for each loss, so that none that is NaN or infinite is logged"
+        default=True, description="wait for each loss, so that none that is NaN or infinite is logged"
     )
     train_sampling_strategy: Literal["random", "sequential", "group_by_length", "batch_rebalance"] = Field(
         default="random",
@@ -264,26 +255,22 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
     )
     packing: bool = Field(default=False, description="samples of a micro-batch are one row, without padding")
     pad_to_multiple_of: PositiveInt | None = Field(
-        default=None, le=1024, exclude_if=not_, description="tokens; None: batches are as long as their longest sample"
+        default=None, le=1024, description="tokens; None: batches are as long as their longest sample"
     )
     generation_batch_size: PositiveInt | None = Field(
-        default=None, le=LARGEST_BATCH, exclude_if=not_, description="completions generated at once; None: of a step"
+        default=None, le=LARGEST_BATCH, description="completions generated at once; None: of a step"
     )
     precompute_ref_log_probs: bool = Field(
-        default=False, exclude_if=not_, description="DPO and KTO run their reference over all data before training"
+        default=False, description="DPO and KTO run their reference over all data before training"
     )
     torch_empty_cache_steps: PositiveInt | None = Field(
-        default=None, le=1_000_000, exclude_if=not_, description="steps between calls of torch.cuda.empty_cache"
+        default=None, le=1_000_000, description="steps between calls of torch.cuda.empty_cache"
     )
     expandable_segments: bool = Field(
-        default=False, exclude_if=not_, description="torch's CUDA allocator enlarges its segments in place"
+        default=False, description="torch's CUDA allocator enlarges its segments in place"
     )
     parallelism: Parallelism = Field(default=ONE_DEVICE, description="how training is spread over devices")
-    own: OwnValues = Field(
-        default=OwnValues(),
-        exclude_if=lambda own: not own.model_extra,
-        description="values of the knobs that a loop of one's own declares",
-    )
+    own: OwnValues = Field(default=OwnValues(), description="values of the knobs that a loop of one's own declares")
 
     @field_validator("adapter", mode="before")
     @classmethod
@@ -330,8 +317,9 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
 
     @property
     def config_id(self) -> str:
-        """Short hash of the canonical JSON."""
-        return self.digest()
+        """Short hash of what differs from the defaults, so that a knob that is new changes no earlier one's."""
+        fields = type(self).model_fields.items()
+        return digest_of(self.model_dump(mode="json", exclude={n for n, f in fields if getattr(self, n) == f.default}))
 
 
 _KNOBS = {

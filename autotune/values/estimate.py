@@ -102,12 +102,18 @@ class Cost(Value):
     notes: tuple[str, ...] = Field(default=(), description="remarks of the cost model")
 
 
-class CostEstimate(Cost):
-    """Predicted cost of one configuration, with 95 % prediction intervals."""
+class Speed(Value):
+    """Predicted speed; the intervals are 95 % intervals."""
 
     step_time_s: float = Field(description="seconds of one optimizer step, all micro-batches")
     step_time_interval: Interval
     samples_per_second: float
     samples_per_second_interval: Interval
     tokens_per_second: float | None = Field(default=None, description="None for images")
-    mfu: float | None = Field(default=None, description="model FLOP utilisation, of the device's dense peak, if known")
+    tokens_per_second_interval: Interval | None = None
+    mfu: float | None = Field(default=None, description="needed FLOP/s over the precision's dense peak, if it is known")
+    mfu_interval: Interval | None = None
+
+
+class CostEstimate(Cost, Speed):
+    """Predicted cost of one configuration."""

@@ -62,9 +62,9 @@ class Hardware(Value):
     starts_with_tf32: bool = False  # whether `TF32_VARIABLE` switches TF32 on in every process
     versions: dict[str, str] = Field(default_factory=dict)
     count: PositiveInt | None = None  # equal devices that trials may use, this one included; None: as many as asked for
-    nodes: PositiveInt = Field(default=1, exclude_if=lambda nodes: nodes == 1)  # machines that share these equally
+    nodes: PositiveInt = 1  # machines that share these equally
     # GB/s between two of them, of all devices of each together, one way; None: it wasn't measured, or there is one.
-    network_gb_s: float | None = Field(default=None, gt=0, exclude_if=lambda gb_s: gb_s is None)
+    network_gb_s: float | None = Field(default=None, gt=0)
 
     @field_validator("versions")
     @classmethod

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import Field
-
 from autotune.value import Value
 from autotune.values.techniques import HUB_EXPERTS
 
@@ -65,7 +63,7 @@ class ModelSpec(Value):
     trust_remote_code: bool = False
     freeze_vision: bool = False  # whether the weights of the vision part stay as they are
     # Modules and parameters that the user's code doesn't train; * stands for the number of every layer.
-    frozen: tuple[str, ...] = Field(default=(), exclude_if=lambda paths: not paths)
+    frozen: tuple[str, ...] = ()
 
     @property
     def hub_kernels(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,17 @@ from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Change, Objective, Problem
 from autotune.values.time_spent import Spent, ends_s
-from autotune.values.trial import Alive, Interval, Measurement, Prediction, Purpose, StepParts, TrialResult, TrialStatus
+from autotune.values.trial import (
+    Alive,
+    Interval,
+    Measurement,
+    Prediction,
+    Purpose,
+    StepPart,
+    StepParts,
+    TrialResult,
+    TrialStatus,
+)
 from autotune.values.workload import Workload
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -275,6 +285,29 @@ class Breakdown(Value):
     predicted: MemoryBreakdown
     measured_bytes: int | None
     alive: tuple[Alive, ...] = ()  # at the predicted peak, most first
+
+
+class Compared(Value):
+    """One configuration that was measured twice: for two answers, or in two environments."""
+
+    config: TrainConfig
+    samples_per_second: tuple[float, float]
+    ratio: float  # of the second over the first
+    interval: Interval
+    more_s: dict[StepPart, float]  # seconds of a step by which each part takes longer in the second; empty: unknown
+
+
+class Comparison(Value):
+    """Two answers or environments, by the same configuration and by what differs between them."""
+
+    names: tuple[str, str] = ("the first", "the second")
+    compared: tuple[Compared, ...]  # the first answer's winner and the baseline, as far as both have them
+    changed: dict[str, tuple[str, str]]  # what differs between device, driver and versions
+
+
+def differing_versions(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    sides = {name: (one.get(name, "none"), other.get(name, "none")) for name in sorted(one.keys() | other.keys())}
+    return {name: versions for name, versions in sides.items() if versions[0] != versions[1]}
 
 
 class RunReport(Problem):

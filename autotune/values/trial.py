@@ -117,7 +117,7 @@ class TrialRequest(Value):
     cold_compile: bool = False  # compile with an empty cache
     in_turn_with: tuple[NonNegativeInt, ...] = ()  # trials that are alive at once and compute in turn, this included
     # Given to each of several nodes, which runs its own ranks; None: one machine runs all.
-    rendezvous: Rendezvous | None = Field(default=None, exclude_if=lambda found: found is None)
+    rendezvous: Rendezvous | None = None
 
     @property
     def ranks(self) -> range | None:

@@ -5,7 +5,6 @@ folder `data` of the run directory, from which every trial of the search and of 
 """
 
 import shlex
-from operator import not_
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, Self
 
@@ -48,7 +47,7 @@ class OwnStep(Value):
     # Fields of TrainConfig that the function honours, with values to try (None: the usual ones); empty: those of the
     # search space.
     knobs: dict[str, Choices | None]
-    own: dict[str, OwnKnob] = Field(default_factory=dict, exclude_if=not_)  # knobs of its own: further arguments
+    own: dict[str, OwnKnob] = Field(default_factory=dict)  # knobs of its own: further arguments
     directory: str  # working directory that the function expects
     sha256: str = ""  # digest of `STEP_FILE`; a file with another digest is not loaded
     search_path: tuple[str, ...]  # entries of sys.path from which its modules are imported
@@ -76,8 +75,8 @@ class Traits(Value):
     arguments: dict[str, Any] = Field(default_factory=dict)
     barred: tuple[Barred, ...] = ()
     weights: str = "float32"  # dtype of most weights that aren't packed or an adapter's
-    adapter: OwnAdapter | None = Field(default=None, exclude_if=lambda adapter: adapter is None)
-    quantization: Quantization | None = Field(default=None, exclude_if=lambda kind: kind is None)  # of packed weights
+    adapter: OwnAdapter | None = None
+    quantization: Quantization | None = None  # of packed weights
     checkpoints: bool = False  # whether the model itself has checkpointing on, which the arguments don't ask for
     reorders: bool = False  # whether trials set the order of the samples
     pads: bool = False  # whether batches are padded to their longest sample
@@ -88,7 +87,7 @@ class Traits(Value):
     not_predicted: str | None = None  # why the cost model makes no predictions
     generates: bool = False  # whether steps begin with samples that the model generates
     # The recipe whose Trainer of TRL's it is.
-    recipe: Literal["sft", "dpo", "reward", "kto"] | None = Field(default=None, exclude_if=lambda name: name is None)
+    recipe: Literal["sft", "dpo", "reward", "kto"] | None = None
 
 
 class OwnCode(Traits):
@@ -240,9 +239,7 @@ class Workload(Value):
     )
     own_code: OwnCode | None = Field(default=None, description="the user's code that makes Trainer and model")
     own_step: OwnStep | None = Field(default=None, description="the user's training loop; None: the Trainer's")
-    recipe: Recipe | None = Field(
-        default=None, exclude_if=lambda recipe: recipe is None, description="post-training by a Trainer of TRL"
-    )
+    recipe: Recipe | None = Field(default=None, description="post-training by a Trainer of TRL")
 
     @property
     def is_users_own(self) -> bool:

@@ -66,6 +66,7 @@ def found(rates: str | None = "a data sheet"):
         samples_per_second=32.0,
         samples_per_second_interval=Interval(low=16.0, high=64.0),
         tokens_per_second=4096.0,
+        tokens_per_second_interval=Interval(low=2048.0, high=8192.0),
         flops_per_step=1e12,
         mfu=0.4,
     )

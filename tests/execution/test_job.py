@@ -27,7 +27,7 @@ KILLED = Ending(returncodes=[-signal.SIGKILL], failed_at=[None], timed_out=True)
 def started(directory: Path, *devices: str, forks: bool = True) -> Iterator[Asked]:
     """Yield a launcher, whose ranks get a moment that is shorter than usual."""
 
-    def command(*arguments: str) -> list[str]:
+    def command(*arguments: str, **_: str) -> list[str]:
         *python, code = light_command()
         hurried = "from autotune.execution import job; job._GRACE_S = 0.3; job._OUTCOMES_EVERY_S = 0.1; "
         return [*python, hurried + code.replace("True", str(forks)), *arguments]

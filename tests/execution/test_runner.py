@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -217,6 +218,17 @@ def test_operators_whose_compiling_was_ended_are_compiled_for_the_next_trial(own
     assert (own_bench.run_directory / "builds.txt").read_text() == "killed\nbuilt\n"
 
 
+def test_another_python_runs_trials_without_the_module_path_of_this_one(own_bench, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", process()["env"]["PYTHONPATH"])
+    monkeypatch.setattr(sys, "path", [*sys.path, "/of/this/environment"])
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$PYTHONPATH" > {tmp_path}/path\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    own_bench.runner.python = str(python)
+    assert own_bench.misbehave("print_and_end").status is TrialStatus.CRASHED
+    assert "/of/this/environment" not in (tmp_path / "path").read_text()
+
+
 def test_the_time_limit_ends_all_before_the_first_trial_and_trials_have_their_own(own_bench):
     own_bench.runner.start()
     own_bench.runner.ends_at = time.perf_counter() + 1.0
@@ -227,7 +239,7 @@ def test_the_time_limit_ends_all_before_the_first_trial_and_trials_have_their_ow
 
 
 def test_a_launcher_is_waited_for_as_long_as_there_is_time(own_bench, monkeypatch):
-    monkeypatch.setattr("autotune.execution.launch.launch_command", lambda *arguments: ["sleep", "3600"])
+    monkeypatch.setattr("autotune.execution.launch.launch_command", lambda *arguments, python: ["sleep", "3600"])
     own_bench.runner.ends_at = time.perf_counter() + 0.5
     with pytest.raises(InfrastructureError, match="a longer --max-time"):
         own_bench.runner.start()

@@ -12,7 +12,7 @@ from autotune.errors import InputError, MachineError
 from autotune.search import explain
 from autotune.search.explain import Explainer
 from autotune.search.tuner import Tuner
-from autotune.storage.run_directory import RunDirectory
+from autotune.storage.run_directory import EXPLAIN_FOLDER, RunDirectory
 from autotune.values import hardware as machine
 from autotune.values.config import TrainConfig
 from autotune.values.problem import TrialEnded, ignore
@@ -32,7 +32,7 @@ class Explained:
 
     def run(self, max_time_s: float | None = None, told=None):
         directory = RunDirectory(self.path)
-        folder = directory.explaining()
+        folder = directory.inside(EXPLAIN_FOLDER)
         self.runner = ScriptedRunner(folder.path, told or self.told, clock=self.clock)
         limits = {"max_time_s": max_time_s, "clock": self.clock}
         explainer = Explainer(self.plan, self.result, directory.results(), folder, self.heard, **limits)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from autotune.cli.main import app
 from autotune.errors import InfrastructureError, InputError, RunDirectoryError
-from autotune.storage.run_directory import RunDirectory, read_plan, restore
+from autotune.storage.run_directory import EXPLAIN_FOLDER, RunDirectory, read_plan, restore
 
 IN_USE = "another search is running in it"
 
@@ -300,12 +300,12 @@ def test_links_within_the_directory_stay(tmp_path):
     directory.write_plan(make_plan())
     (directory.path / "data").mkdir()
     (directory.path / "data" / "tokens").write_text("rows")
-    explaining = directory.explaining()
+    explaining = directory.inside(EXPLAIN_FOLDER)
     assert (explaining.path / "data" / "tokens").read_text() == "rows"
     (directory.path / "wandb").mkdir()
     (directory.path / "wandb" / "core.log").symlink_to(tmp_path / "cache.log")  # as its library has it
     with RunDirectory.existing(directory.path), explaining:
-        assert directory.explaining().path == explaining.path
+        assert directory.inside(EXPLAIN_FOLDER).path == explaining.path
 
 
 PLAN = json.loads(make_plan().model_dump_json())
