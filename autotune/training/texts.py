@@ -70,7 +70,12 @@ def prepare(workload: Workload, directory: Path) -> tuple[LengthProfile | None, 
             raise InputError(f"{name}: {why}; put the model's own tokenizer beside its config.json")
         write_lengths(lengths, directory / TEXT_LENGTHS)
     profile = profile_of(lengths[:, 0], float(lengths[:, 1].mean()) if len(columns) > 1 else None)
-    return profile, (f"{profile.shown} (tokenizer: {name})", *notes)
+    limit, used = workload.sequence_length, " and ".join(dict.fromkeys(columns))
+    if cut := float((lengths[:, 0] == limit).mean()):
+        notes.append(
+            f"{'under 1%' if cut < 0.01 else f'{cut:.0%}'} of the samples reach {limit} tokens, and are cut there"
+        )
+    return profile, (f"{profile.shown}, of column {used} (tokenizer: {name})", *notes)
 
 
 def write_lengths(lengths: NDArray[np.int64], path: Path) -> None:

@@ -217,7 +217,8 @@ class LengthProfile(Value):
 
     @property
     def shown(self) -> str:
-        return f"{self.samples:,} samples of {self.minimum} to {self.maximum} tokens, {self.mean:.0f} on average"
+        count = f"{self.samples:,} sample{'s' * (self.samples > 1)}"
+        return f"{count} of {self.minimum} to {self.maximum} tokens, {self.mean:.0f} on average"
 
 
 class Workload(Value):

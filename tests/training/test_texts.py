@@ -201,11 +201,16 @@ def test_the_profile_tells_the_lengths():
     assert (lengths.samples, lengths.minimum, lengths.median, lengths.maximum) == (11, 2, 7, 12)
     assert lengths.mean == pytest.approx(7)
     assert lengths.p95 in (11, 12)
-    assert said.startswith("11 samples of 2 to 12 tokens, 7 on average (tokenizer: byte-level ByT5)")
+    assert said.startswith("11 samples of 2 to 12 tokens, 7 on average, of column text (tokenizer: byte-level ByT5)")
+    assert "are cut" not in said
 
 
 def test_long_texts_are_cut_rows_without_text_left_out_and_a_large_file_is_sampled():
     assert tokens(texts("a.jsonl", "x" * 100_000, "ü" * 30)) == [23, 23]
+    assert (
+        "67% of the samples reach 24 tokens, and are cut there"
+        in prepared(texts("a.jsonl", "x" * 50, "y" * 50, "z"))[1]
+    )
     lengths, said = prepared(texts("a.jsonl", "a", None, "", " \t", "b"))
     assert lengths.samples == 2
     assert "3 of 5 rows are left out" in said
@@ -240,7 +245,10 @@ def word_tokenizer(directory, *words):
 def test_the_tokenizer_of_the_model_is_used_and_texts_of_one_token_teach_a_causal_model_nothing(tmp_path):
     path = word_tokenizer(tmp_path / "model", "alpha", "beta")
     lengths, said = prepared(texts("a.jsonl", "beta alpha beta"), path=path)
-    assert (lengths.maximum, said) == (3, f"1 samples of 3 to 3 tokens, 3 on average (tokenizer: {path})")
+    assert (lengths.maximum, said) == (
+        3,
+        f"1 sample of 3 to 3 tokens, 3 on average, of column text (tokenizer: {path})",
+    )
     assert prepared(texts("a.jsonl", "alpha", "alpha alpha"), path=path)[0].samples == 1
 
 
