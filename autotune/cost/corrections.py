@@ -100,7 +100,7 @@ def _time_features(size: int, values: tuple[object, ...], records_lengths: bool)
         features["recorded lengths"] = 1.0
     slight = {"optim": of["adapter"] is not None, "tf32": of["precision"] != "fp32"}
     for name, value in of.items():
-        feature = _FEATURES[name].filled(_FEATURES[name].knob.feature, value)
+        feature = _FEATURES[name].feature_of(value)
         if feature is not None:
             features[feature] = _SLIGHT if slight.get(name) else 1.0
     return features

@@ -12,7 +12,7 @@ from autotune.estimates.many_devices import shown
 from autotune.exports import launch_files, targets
 from autotune.output.step_time import step_lines, step_rows
 from autotune.output.terminal import Console, table_of
-from autotune.space.knobs import SHORT_NAMES, shown_changes
+from autotune.space.knobs import MICRO_BATCH, SHORT_NAMES, shown_changes, shown_value
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.problem import Change
@@ -27,18 +27,15 @@ COULD_NOT_TELL = "couldn't tell"
 
 
 def show_config(config: TrainConfig) -> str:
-    parts = [f"micro-batch {config.per_device_train_batch_size}", str(config.precision), config.optim]
+    """Return a configuration in words: micro-batch, precision, optimizer, and all that differs from its default."""
+    said, always = list[str](), (MICRO_BATCH, "precision", "optim")
     if not config.parallelism.is_single:
-        parts.insert(0, f"{config.parallelism.world_size} x {shown(config.parallelism) or 'one'}")
-    words = (
-        known.filled(known.knob.word, value) for known, value in zip(KNOBS.values(), knob_values(config), strict=True)
-    )
-    for word in filter(None, words):
-        if word.startswith(" "):
-            parts[-1] += word
-        else:
-            parts.append(word)
-    return ", ".join((*parts, *(f"{name} {value}" for name, value in config.own.model_dump().items())))
+        said.append(f"{config.parallelism.world_size} x {shown(config.parallelism) or 'one'}")
+    for (name, known), value in zip(KNOBS.items(), knob_values(config), strict=True):
+        is_usual = value in (None, False, known.field.default) or name.startswith("parallelism.")
+        if name in always or not is_usual:
+            said.append(f"{SHORT_NAMES.get(name, name)} {shown_value(value)}")
+    return ", ".join((*said, *(f"{name} {value}" for name, value in config.own.model_dump().items())))
 
 
 def result_table(result: ResultData, answer_path: str | None = None, run_dir: str | None = None) -> RenderableType:

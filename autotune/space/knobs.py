@@ -141,12 +141,13 @@ def problem(parameter: str, value: Scalar) -> str | None:
 SHORT_NAMES = {name: knob.short for name, (knob, _) in KNOBS.items() if knob.short is not None}
 
 
-def changes(config: TrainConfig, problem: Problem) -> tuple[Change, ...]:
-    def words(value: Any) -> str:
-        return "none" if value is None else value.shown if isinstance(value, Adapter) else str(value)
+def shown_value(value: Any) -> str:
+    return "none" if value is None else value.shown if isinstance(value, Adapter) else str(value)
 
+
+def changes(config: TrainConfig, problem: Problem) -> tuple[Change, ...]:
     return tuple(
-        Change(knob=knob, before=words(before), after=words(after), allowance=allowance)
+        Change(knob=knob, before=shown_value(before), after=shown_value(after), allowance=allowance)
         for knob, before, after, allowance in _differences(config, problem)
     )
 

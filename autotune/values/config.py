@@ -61,10 +61,6 @@ class Difference(NamedTuple):
     rounds: bool  # whether fp32 matrix products run as TF32 in exactly one of the two
 
 
-# A format string with {} for the value, which gives None for the field's default; or a function of the value.
-Template = str | Callable[[Any], str | None]
-
-
 @dataclass(frozen=True)
 class Knob:
     """Metadata of a field: all but its type, default and description."""
@@ -76,8 +72,9 @@ class Knob:
     # of both; None: `training.arguments` maps it in another way.
     argument: Literal["always", "unless default"] | None = None
     is_traced: bool = True  # whether predicted time and memory depend on the knob
-    feature: Template | None = None  # name of the feature of the time model's correction that the value switches on
-    word: Template | None = None  # in a one-line description, joined by a comma unless it begins with a space
+    # Name of the feature of the time model's correction that the value switches on: with {} for a value that isn't the
+    # field's default, or a function of the value.
+    feature: str | Callable[[Any], str | None] | None = None
 
 
 class KnobField(NamedTuple):
@@ -86,10 +83,11 @@ class KnobField(NamedTuple):
     knob: Knob
     field: FieldInfo
 
-    def filled(self, template: Template | None, value: Any) -> str | None:
-        if callable(template):
-            return template(value)
-        return None if template is None or value == self.field.default else template.format(value)
+    def feature_of(self, value: Any) -> str | None:
+        named = self.knob.feature
+        if callable(named):
+            return named(value)
+        return None if named is None or value == self.field.default else named.format(value)
 
 
 def _of_split(change: Difference) -> AllowanceName:
@@ -325,27 +323,21 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
 _KNOBS = {
     "per_device_train_batch_size": Knob(_of_split, "micro-batch", argument="always"),
     "precision": Knob(_of_precision, feature="precision={}".format),
-    "tf32": Knob(lambda change: "numerics" if change.rounds else "exact", feature="tf32", word="tf32"),
+    "tf32": Knob(lambda change: "numerics" if change.rounds else "exact", feature="tf32"),
     "optim": Knob(_of_optimizer, argument="always", feature="optim={}".format),
-    "checkpointing": Knob("exact", feature="checkpointing={}", word="checkpointing {}"),
-    "attn_implementation": Knob("exact", "attention", feature="attention={}".format, word="{} attention"),
-    "experts_implementation": Knob("exact", "experts", feature="experts={}", word="{} experts"),
-    "experts_per_token": Knob("method", word="{} experts a token"),
-    "expert_capacity": Knob("method", word="expert capacity {}"),
-    "use_liger_kernel": Knob("numerics", "liger", argument="unless default", feature="liger", word="Liger"),
-    "chunked_loss": Knob("numerics", feature="chunked-loss", word="chunked loss"),
-    "torch_compile_backend": Knob(
-        _of_compiling, "compile", argument="unless default", feature="compile={}", word="compile {}"
-    ),
-    "torch_compile_mode": Knob(_of_compiling, "compile-mode", argument="unless default", word=" {}"),
-    "activation_memory_budget": Knob("numerics", feature="activation-budget={}", word="activation budget {}"),
-    "adapter": Knob("method", feature="adapter", word="{0.shown}"),
-    "quantization": Knob(
-        "method", feature=lambda kind: kind and f"quantization={kind.partition('-')[0]}", word="{} base weights"
-    ),
-    "dataloader_num_workers": Knob(
-        "exact", "workers", argument="always", is_traced=False, feature="workers", word="{} workers"
-    ),
+    "checkpointing": Knob("exact", feature="checkpointing={}"),
+    "attn_implementation": Knob("exact", "attention", feature="attention={}".format),
+    "experts_implementation": Knob("exact", "experts", feature="experts={}"),
+    "experts_per_token": Knob("method"),
+    "expert_capacity": Knob("method"),
+    "use_liger_kernel": Knob("numerics", "liger", argument="unless default", feature="liger"),
+    "chunked_loss": Knob("numerics", feature="chunked-loss"),
+    "torch_compile_backend": Knob(_of_compiling, "compile", argument="unless default", feature="compile={}"),
+    "torch_compile_mode": Knob(_of_compiling, "compile-mode", argument="unless default"),
+    "activation_memory_budget": Knob("numerics", feature="activation-budget={}"),
+    "adapter": Knob("method", feature="adapter"),
+    "quantization": Knob("method", feature=lambda kind: kind and f"quantization={kind.partition('-')[0]}"),
+    "dataloader_num_workers": Knob("exact", "workers", argument="always", is_traced=False, feature="workers"),
     "dataloader_prefetch_factor": Knob("exact", "prefetch", argument="unless default", is_traced=False),
     "dataloader_pin_memory": Knob("exact", "pin-memory", argument="always", is_traced=False),
     "non_blocking": Knob("exact", "non-blocking", is_traced=False, feature="non-blocking"),
@@ -353,17 +345,15 @@ _KNOBS = {
     "train_sampling_strategy": Knob(
         "numerics", "sampling", argument="always",
         feature={"group_by_length": "grouped", "batch_rebalance": "balanced"}.get,
-        word={"group_by_length": "grouped by length", "batch_rebalance": "balanced by tokens"}.get,
     ),
-    "packing": Knob(_of_layout, feature="packed", word="packed"),
-    "pad_to_multiple_of": Knob(_of_layout, feature="padded={}", word="padded to multiples of {}"),
-    "generation_batch_size": Knob("exact", "generation-batch", word="{} generated at once"),
-    "precompute_ref_log_probs": Knob("exact", "precompute-ref", word="reference worked out before"),
+    "packing": Knob(_of_layout, feature="packed"),
+    "pad_to_multiple_of": Knob(_of_layout, feature="padded={}"),
+    "generation_batch_size": Knob("exact", "generation-batch"),
+    "precompute_ref_log_probs": Knob("exact", "precompute-ref"),
     "torch_empty_cache_steps": Knob(
         "exact", "empty-cache", argument="unless default", is_traced=False, feature="empty-cache={}",
-        word="cache emptied every {} steps",
     ),
-    "expandable_segments": Knob("exact", feature="expandable-segments", word="expandable segments", is_traced=False),
+    "expandable_segments": Knob("exact", feature="expandable-segments", is_traced=False),
     "parallelism.world_size": Knob(_of_layout, "devices", feature="several"),
     "parallelism.sharding": Knob(_of_sharding, "sharding", feature="sharding={}"),
     "parallelism.tensor_parallel": Knob(_of_layout, "tensor-parallel"),

@@ -48,7 +48,7 @@ def test_a_configuration_is_drawn_by_component_and_quietly_without_what_was_assu
     said = drawn(
         estimate(*words),
         "tiny-llama (causal-lm), global batch 64, sequence 128, on t4 of 14.74 GiB",
-        "micro-batch 8, fp32, adamw_torch, sdpa attention; 8 micro-batches a step",
+        "micro-batch 8, precision fp32, optim adamw_torch, attention sdpa",
         "activations",
         "allocated at the peak",
         "device, as nvidia-smi shows",

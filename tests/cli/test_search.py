@@ -35,7 +35,7 @@ def test_a_dry_run_shows_what_would_be_tried_and_leaves_nothing(command, tiny_ll
     done = command("find", *words)
     assert done.exit_code == 0, done.stderr
     assert "16 configurations (--allow optimizer); at most 4 min 45 s and 12 trials" in done.stdout
-    assert "micro-batch 8, fp32, adamw_torch_fused" in done.stdout
+    assert "micro-batch 8, precision fp32, optim adamw_torch_fused" in done.stdout
     assert re.search(r"0 │ +[\d.,]+ │ +[\d.]+ │ the baseline", done.stdout)
     assert "predicting ..." in done.stderr
     assert not any((tmp_path / "here").iterdir())

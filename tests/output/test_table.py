@@ -55,8 +55,8 @@ def test_samples_that_come_in_an_order_of_their_own_are_not_said_to_be_the_longe
 
 def test_a_configuration_of_a_pipeline_is_told_in_a_line():
     config = make_config(8, parallelism=Parallelism(world_size=4, model_parallel=2), own={"schedule": "1f1b"})
-    assert (
-        show_config(config) == "4 x MP 2, DP 2, micro-batch 8, fp32, adamw_torch_fused, sdpa attention, schedule 1f1b"
+    assert show_config(config) == (
+        "4 x MP 2, DP 2, micro-batch 8, precision fp32, optim adamw_torch_fused, attention sdpa, schedule 1f1b"
     )
 
 
