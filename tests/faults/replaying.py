@@ -89,7 +89,7 @@ def answer(request: TrialRequest) -> Outcome:
 class ReplayLauncher:
     """Stands in for `autotune.execution.launch.Launcher`: a job's outcome is written as its process would."""
 
-    def __init__(self, run_directory: Path, devices: Any) -> None:
+    def __init__(self, run_directory: Path, devices: Any, **_: Any) -> None:
         (run_directory / MARK_FILE).write_text(json.dumps({"mark": "replayed"}))
         self._launches = run_directory / LAUNCHES
         self._jobs: list[Job] = []

@@ -2,14 +2,13 @@
 
 import pickle
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from corpora import USUAL_MODEL, VOCABULARY, config_of, texts, workload_of
 from torch.utils.data import DataLoader
 
-from autotune.training.dataset import IGNORED, RandomSamples, Repeated, token_lengths, training_data
+from autotune.training.dataset import IGNORED, training_data
 from autotune.training.resolve import HEADS
 from autotune.training.texts import prepare
 from autotune.values.model import Task
@@ -188,19 +187,3 @@ def test_the_longest_rows_can_come_first_and_the_rest_is_shuffled_by_the_seed_al
     assert sorted_first[:4] == [max(plain)] * 4  # of two steps
     assert sorted_first[4:] == plain[:40]
     assert plain[:40] != sorted(plain[:40])
-
-
-@pytest.mark.parametrize("longest_first", [None, 2])
-def test_lengths_are_known_without_reading_a_sample_again(longest_first, read, monkeypatch):
-    data, _ = read(Task.CAUSAL_LM, *OF_MANY_LENGTHS, samples=60, longest_first=longest_first)
-    lengths = [len(sample["input_ids"]) for sample in data]
-    monkeypatch.setattr(RandomSamples, "__getitem__", None)
-    (found,) = token_lengths(Repeated(data, 100), np.arange(100))
-    assert found.tolist() == lengths + lengths[:40]
-
-
-@pytest.mark.parametrize(
-    ("task", "columns"), [(Task.SEQ2SEQ_LM, 2), (Task.SEQUENCE_CLASSIFICATION, 1), (Task.IMAGE_CLASSIFICATION, 0)]
-)
-def test_the_targets_of_a_decoder_have_lengths_too(task, columns):
-    assert len(token_lengths(synthetic(task)[0], np.arange(4))) == columns
