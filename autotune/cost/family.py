@@ -97,12 +97,12 @@ def family_of(config: TrainConfig, hardware: Hardware, workload: Workload | None
     dtype: Dtype = "bfloat16" if config.precision is Precision.PURE_BF16 else "float32"
     if half is not None and spread.sharding != "none":
         dtype, half = half, None
-    # DDP looks for unused parameters as the user's own argument says, else unless a model without peft is checkpointed
+    # By default DDP looks for unused parameters unless a model without peft is checkpointed
     # (`Trainer._build_accelerator_args` of transformers 5.23).
-    looks = workload.fixed_arguments.get("ddp_find_unused_parameters") if workload else None
-    if looks is None:
+    if (looks := spread.ddp_find_unused_parameters) is None:
         looks = config.checkpointing == "none" or config.adapter is not None
-    is_ddp = spread.sharding == "none" and spread.data_parallel > 1 and not spread.ddp_static_graph
+    is_static = workload is not None and bool(workload.fixed_arguments.get("ddp_static_graph"))
+    is_ddp = spread.sharding == "none" and spread.data_parallel > 1 and not is_static
     # Inductor's programs can't be traced with packed weights, activations on the host or DDP's buckets, nor of a step
     # that isn't the Trainer's own.
     is_plain = spread.is_single and config.quantization is None and config.checkpointing != "offload"

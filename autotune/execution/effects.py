@@ -342,10 +342,10 @@ def _ddp(spread: Parallelism, wrapper: Any) -> str:
         _require(not is_split, f"one device was asked for, but the model is wrapped as {kind}")
         return "one device"
     _require(is_ddp, f"{spread.world_size} copies were to be kept alike by DDP, but the model is a {kind}")
-    _same("ddp_static_graph", spread.ddp_static_graph, bool(wrapper.static_graph))
-    bucket_mb = wrapper.bucket_bytes_cap / (1 << 20)
+    looks, bucket_mb = bool(wrapper.find_unused_parameters), wrapper.bucket_bytes_cap / (1 << 20)
+    _require(spread.ddp_find_unused_parameters in (None, looks), f"DDP's find_unused_parameters is {looks}")
     _same("ddp_bucket_cap_mb", spread.ddp_bucket_cap_mb or bucket_mb, bucket_mb)
-    return f"DDP over {spread.world_size}, buckets of {bucket_mb:g} MB{', static graph' * spread.ddp_static_graph}"
+    return f"DDP over {spread.world_size}, buckets of {bucket_mb:g} MB{', outputs not copied' * (not looks)}"
 
 
 def _fsdp(spread: Parallelism, wrapper: nn.Module, trainer: Any) -> str:

@@ -39,10 +39,8 @@ def _devices(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
 def _idle_knobs(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     spread = config.parallelism
     is_ddp = spread.sharding == "none" and spread.data_parallel > 1 and spread.tensor_parallel == 1
-    if not is_ddp and (spread.ddp_bucket_cap_mb is not None or spread.ddp_static_graph):
-        yield "buckets and the static graph are DDP's: several devices without sharding"
-    if spread.ddp_static_graph and accumulates(config, workload):
-        yield "DDP learns a static graph in the first backward pass, and forgets it where gradients accumulate"
+    if not is_ddp and (spread.ddp_bucket_cap_mb, spread.ddp_find_unused_parameters) != (None, None):
+        yield "buckets and unused parameters are DDP's: several devices without sharding"
     if spread.wrapping != "layers" and spread.sharding not in FSDP_KINDS:
         yield "wrapping is FSDP's"
     if spread.replicas > 1 and (spread.sharding not in FSDP_KINDS or spread.tensor_parallel > 1):

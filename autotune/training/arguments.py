@@ -112,9 +112,8 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
         return arguments | {"deepspeed": _deepspeed(config, hardware)}
     if spread.ddp_bucket_cap_mb is not None:
         arguments["ddp_bucket_cap_mb"] = spread.ddp_bucket_cap_mb
-    if spread.ddp_static_graph:
-        # Which parameters take part is learnt in the first step, so they needn't be searched in each.
-        arguments |= {"ddp_static_graph": True, "ddp_find_unused_parameters": False}
+    if spread.ddp_find_unused_parameters is not None:
+        arguments["ddp_find_unused_parameters"] = spread.ddp_find_unused_parameters
     return arguments
 
 
@@ -321,7 +320,7 @@ _DEFAULTS: dict[str, Any] = {
 SEARCHED_ARGUMENTS = frozenset(
     {
         *_ONE_TO_ONE, *_DEFAULTS, "gradient_accumulation_steps", "bf16", "fp16", "dataloader_persistent_workers",
-        "ddp_bucket_cap_mb", "ddp_static_graph",
+        "ddp_bucket_cap_mb", "ddp_find_unused_parameters",
     }
 )  # fmt: skip
 

@@ -205,8 +205,8 @@ def baseline_config(
         if split:
             parallelism = Parallelism(world_size=devices, **split)
         elif devices > 1:  # DDP, with what the user has set of it
-            static, bucket = bool(given.get("ddp_static_graph")), given.get("ddp_bucket_cap_mb")
-            parallelism = Parallelism(world_size=devices, ddp_bucket_cap_mb=bucket, ddp_static_graph=static)
+            ddp = {n: given.get(n) for n in ("ddp_bucket_cap_mb", "ddp_find_unused_parameters")}
+            parallelism = Parallelism(world_size=devices, **ddp)
         return TrainConfig(
             **as_given,
             expandable_segments=not hardware.is_cpu and "expandable_segments:True" in (allocator_settings() or ""),

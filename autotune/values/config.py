@@ -168,7 +168,9 @@ class Parallelism(Value):
         default="layers", description="FSDP units: each transformer layer, or modules above a number of parameters"
     )
     ddp_bucket_cap_mb: PositiveInt | None = Field(default=None, description="MB of gradients per all-reduce; None: 25")
-    ddp_static_graph: bool = Field(default=False, description="the same parameters take part in every step")
+    ddp_find_unused_parameters: bool | None = Field(
+        default=None, description="look for those that take no part, and copy the outputs; None: unless checkpointed"
+    )
 
     @property
     def data_parallel(self) -> int:
@@ -363,7 +365,7 @@ _KNOBS = {
     "parallelism.offload": Knob("exact", "offload"),
     "parallelism.wrapping": Knob("exact", "fsdp-wrapping"),
     "parallelism.ddp_bucket_cap_mb": Knob("exact", "ddp-bucket-cap-mb"),
-    "parallelism.ddp_static_graph": Knob("exact", "ddp-static-graph"),
+    "parallelism.ddp_find_unused_parameters": Knob("exact", "ddp-find-unused"),
 }  # fmt: skip
 
 _FIELDS = {name: field for name, field in TrainConfig.model_fields.items() if name not in ("parallelism", "own")}

@@ -94,9 +94,11 @@ def test_inputs_are_those_of_the_workload_and_of_real_data_those_of_the_longest_
 
 @pytest.mark.parametrize("said", [True, False])
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_the_users_own_argument_decides_whether_ddp_looks_for_unused_parameters(checkpointing, said):
-    workload = make_workload(fixed_arguments={"ddp_find_unused_parameters": said})
-    config = make_config(parallelism=Parallelism(world_size=2), checkpointing=checkpointing)
-    family = family_of(config, make_gpu(), workload)
+def test_ddp_copies_outputs_where_it_looks_for_unused_parameters_in_each_step(checkpointing, said):
+    spread = Parallelism(world_size=2, ddp_find_unused_parameters=said)
+    config = make_config(parallelism=spread, checkpointing=checkpointing)
+    family = family_of(config, make_gpu(), make_workload())
     assert family.clones_outputs is said
     assert buckets_of(config, family).rebuilt is not said
+    static = make_workload(fixed_arguments={"ddp_static_graph": True})
+    assert not family_of(config, make_gpu(), static).clones_outputs

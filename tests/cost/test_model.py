@@ -244,7 +244,7 @@ def test_running_out_of_memory_unexpectedly_teaches_that_more_is_needed_and_a_pe
     assert seen.predict([config]).needed_bytes > 1.05 * learned.predict([config]).needed_bytes
 
 
-@pytest.mark.parametrize("spread", [{}, {"world_size": 2, "ddp_static_graph": True}])
+@pytest.mark.parametrize("spread", [{}, {"world_size": 2, "ddp_find_unused_parameters": False}])
 @pytest.mark.parametrize("over", [0.96, 0.98, 1.0, 1.02, 1.04])
 def test_running_out_of_memory_never_teaches_that_less_is_needed(on_gpu, spread, over):
     """The allocator's replay, which is learned from, may need more than the closed form, which is predicted."""

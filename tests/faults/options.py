@@ -22,7 +22,8 @@ FIX = {
     **dict.fromkeys(("micro-batch", "tensor-parallel", "prefetch"), _NUMBERS),
     **dict.fromkeys(("adapter-rank", "adapter-alpha", "adapter-virtual-tokens", "devices"), _NUMBERS),
     **dict.fromkeys(("empty-cache", "expert-capacity", "experts-per-token", "ddp-bucket-cap-mb"), _NUMBERS),
-    **dict.fromkeys(("tf32", "liger", "pin-memory", "packing", "ddp-static-graph"), ("perhaps", "", "2", "none")),
+    **dict.fromkeys(("tf32", "liger", "pin-memory", "packing"), ("perhaps", "", "2", "none")),
+    "ddp-find-unused": ("perhaps", "", "2", "true"),  # one device has none
     "workers": ("-1", "1e25", "9" * 40, "nan", "x", ""),
     "adapter-dropout": ("-1", "2", "nan", "x", ""),
     "precision": ("fp99", "FP32x", "", "none"),
