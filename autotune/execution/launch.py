@@ -61,7 +61,7 @@ class Launcher:
         write_text(json.dumps({"mark": self._mark}) + "\n", run_directory / MARK_FILE)
         self._log_path = run_directory / LOG_FILE
         self._connection, other_end = Pipe()
-        present, mark = os.environ, {jobs.MARK_VARIABLE: self._mark}
+        mark = {jobs.MARK_VARIABLE: self._mark}
         with os.fdopen(open_own(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             self._process = subprocess.Popen(
                 launch_command("--device", devices[0], "--jobs", str(other_end.fileno()), python=python),
@@ -69,7 +69,7 @@ class Launcher:
                 stdout=log,
                 stderr=log,
                 pass_fds=(other_end.fileno(),),
-                env=environment.launcher_environment(devices[0], mark, present, others=devices[1:], python=python),
+                env=environment.launcher_environment(devices[0], mark, others=devices[1:], python=python),
                 start_new_session=True,
             )
         other_end.close()

@@ -129,10 +129,7 @@ def distinct_samples(request: TrialRequest, samples: int) -> tuple[int, TrainCon
 
 
 def ordered(request: TrialRequest, dataset: Any, directory: Path, *, samples: int) -> Any:
-    """Return so many samples of the Trainer's data set, in the order in which a trial reads them.
-
-    The lengths are in `directory`, if they could be read.
-    """
+    """Return so many samples of the Trainer's data set as a trial reads them, by the lengths in `directory`, if any."""
     lengths = stored_lengths(dataset, directory)
     ranks = request.config.parallelism.data_parallel
     per_step = request.accumulation_steps * request.config.per_device_train_batch_size * ranks

@@ -242,8 +242,10 @@ def _row(result: ResultData, label: str, contender: Contender) -> tuple[str, ...
 
 
 def _speed(contender: Contender) -> str:
-    """Return tokens a second and the model FLOP utilisation, as far as they are known."""
+    """Return the samples/s of a next run, tokens/s and the model FLOP utilisation, as far as they are known."""
     measured, tokens, used, said = contender.measurement, contender.tokens_per_second, contender.mfu, list[str]()
+    if measured is not None and contender.confirmed and (span := measured.shown_interval).is_narrow:
+        said.append(f"{show_rate(span.low)} to {show_rate(span.high)} samples/s in a next run")
     if measured is not None and tokens is not None:
         each = tokens / measured.samples_per_second
         said.append(f"{shown_rate(measured, contender.correction, tokens=each)} tokens/s")

@@ -42,7 +42,7 @@ def compare_environments(
         InputError: There is no answer, or `python` can't run this version of autotune.
         MachineError: A trial of the winner failed; the message says in which environment, and how.
     """
-    directory = RunDirectory.existing(Path(run_dir))
+    directory, python = RunDirectory.existing(Path(run_dir)), str(Path(shutil.which(python) or python).absolute())
     with directory, contextlib.ExitStack() as running:
         plan, result, theirs = read_plan(directory.path), directory.answer(), versions_of(python)
         if result is None:

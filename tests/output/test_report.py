@@ -111,7 +111,7 @@ def test_the_state_says_what_ran(report):
 
 
 def test_baseline_and_winner_have_the_share_of_the_device_that_they_use_by_the_measured_rate(text):
-    found = re.search(r"winner [\d,]+ tokens/s, (\d+)% MFU; baseline [\d,]+ tokens/s, (\d+)% MFU", text)
+    found = re.search(r"winner .* tokens/s, (\d+)% MFU; baseline .* tokens/s, (\d+)% MFU", text)
     assert found is not None
     assert found.groups() == ("20", "10")
 

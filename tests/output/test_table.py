@@ -113,20 +113,26 @@ def test_a_bound_says_of_how_many_it_is():
     assert verdict_line(unknown) == "nothing tried is clearly faster than your baseline; the baseline is kept"
 
 
+NEXT = " samples/s in a next run"
+
+
 def test_tokens_and_how_much_of_the_device_is_used_stand_below_the_table_as_far_as_they_are_known():
     result = answer([(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)])
 
-    def told(tokens: float | None, mfu: float | None, **more: float) -> list[str]:
+    def told(tokens: float | None, mfu: float | None, **more: float) -> str:
         base = result.baseline.model_copy(update={"tokens_per_second": tokens and tokens * 10})
         best = result.best.model_copy(update={"tokens_per_second": tokens and tokens * 15, "mfu": mfu, **more})
-        lines = shown(result.model_copy(update={"baseline": base, "best": best}))
-        return [line for line in lines if "MFU" in line or "tokens/s" in line]
+        (line,) = [line for line in shown(result.model_copy(update={"baseline": base, "best": best})) if NEXT in line]
+        found = re.fullmatch(rf"winner ([\d.]+) to ([\d.]+){NEXT}(.*); baseline ([\d.]+) to ([\d.]+){NEXT}(.*)", line)
+        assert float(found[1]) < 15.0 < float(found[2])
+        assert float(found[4]) < 10.0 < float(found[5])
+        return f"{found[3]};{found[6]}"
 
-    assert told(100.0, 0.576) == ["winner 1,500 tokens/s, 58% MFU; baseline 1,000 tokens/s"]
-    assert told(100.0, None) == ["winner 1,500 tokens/s; baseline 1,000 tokens/s"]
-    assert told(None, 0.576) == ["winner 58% MFU"]
-    assert told(None, None) == []
-    assert told(100.0, 0.576, correction=0.5) == ["winner about 750 tokens/s, 29% MFU; baseline 1,000 tokens/s"]
+    assert told(100.0, 0.576) == ", 1,500 tokens/s, 58% MFU;, 1,000 tokens/s"
+    assert told(100.0, None) == ", 1,500 tokens/s;, 1,000 tokens/s"
+    assert told(None, 0.576) == ", 58% MFU;"
+    assert told(None, None) == ";"
+    assert told(100.0, 0.576, correction=0.5) == ", about 750 tokens/s, 29% MFU;, 1,000 tokens/s"
 
 
 def test_what_was_not_told_is_said_and_not_shown_as_figures():
