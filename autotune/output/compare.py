@@ -58,6 +58,7 @@ def _compared(one: Contender, other: Contender) -> Compared:
     return Compared(
         config=one.config,
         samples_per_second=(rates[0], rates[1]),
+        peak_bytes=(measured[0][0].memory.peak_bytes, measured[1][0].memory.peak_bytes),
         ratio=ratio,
         interval=Interval(low=ratio * math.exp(-half), high=ratio * math.exp(half)),
         more_s=dict(sorted(more.items(), key=lambda part: -abs(part[1]))),
@@ -68,7 +69,8 @@ def comparison_table(first: ResultData, found: Comparison) -> RenderableType:
     """Return a comparison as a table for each configuration, and a line for what changed."""
     parts: list[RenderableType] = [Text(about(first.workload), "bold")]
     for one in found.compared:
-        parts.append(Text(f"{_verdict(one, found.names)}: {show_config(one.config)}"))
+        peaks = " for ".join(show_memory(peak) for peak in reversed(one.peak_bytes))
+        parts.append(Text(f"{_verdict(one, found.names)}, peak memory {peaks}: {show_config(one.config)}"))
         largest = [
             (part, more) for part, more in one.more_s.items() if abs(more) >= 0.05 * sum(map(abs, one.more_s.values()))
         ]

@@ -22,7 +22,7 @@ from autotune.values.hardware import installed_versions
 from autotune.values.problem import Note, Observer, ignore
 from autotune.values.result import Compared, Comparison, ResultData, differing_versions
 from autotune.values.statistics import ratio_of_means
-from autotune.values.trial import Failure, Purpose
+from autotune.values.trial import Failure, Measurement, Purpose
 from autotune.version import __version__
 
 _ROUNDS = 3
@@ -56,7 +56,7 @@ def compare_environments(
             shutil.rmtree(directory.path / name, ignore_errors=True)
             path = directory.inside(name).path
             sides.append(running.enter_context(backend_of(plan.fleet, path, planned=plan.hardware, python=program)))
-        times: tuple[list[tuple[float, ...]], list[tuple[float, ...]]] = ([], [])
+        seen: tuple[list[Measurement], list[Measurement]] = ([], [])
         limit_s = plan.budget.trial_timeout_s
         for number in range(_ROUNDS):
             for side in (0, 1) if number % 2 == 0 else (1, 0):
@@ -64,13 +64,18 @@ def compare_environments(
                 outcome = sides[side].pool.run(request).outcome
                 if isinstance(outcome, Failure):
                     raise MachineError(f"{names[side]}: the winner didn't train: {outcome.status}: {outcome.cause}")
-                times[side].append(outcome.step_times_s)
+                seen[side].append(outcome)
                 rate = show_rate(outcome.samples_per_second)
                 observer(Note(text=f"round {number + 1} of {_ROUNDS}: {names[side]}: {rate} samples/s"))
-    ratio, interval = ratio_of_means(*times)
+    times = [[trial.step_times_s for trial in side] for side in seen]
     rates = [samples / statistics.fmean(step for trial in side for step in trial) for side in times]
+    peaks = [max(trial.memory.peak_bytes for trial in side) for side in seen]
     measured = Compared(
-        config=config, samples_per_second=(rates[0], rates[1]), ratio=ratio, interval=interval, more_s={}
+        config=config,
+        samples_per_second=(rates[0], rates[1]),
+        peak_bytes=(peaks[0], peaks[1]),
+        **ratio_of_means(times[0], times[1])._asdict(),
+        more_s={},
     )
     changed = differing_versions(theirs, installed_versions())
     return result, Comparison(names=names, compared=(measured,), changed=changed)

@@ -231,7 +231,8 @@ _TRUTHS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("
 
 def knob_named(name: str, option: str) -> KnobOption:
     """Return the knob of a name: 'micro-batch', 'per_device_train_batch_size', 'adapter-rank', 'bf16'."""
-    known, plain = _by_name(), name.strip().lower()
+    names = ((knob, (knob.parameter, knob.parameter.removeprefix(_PARALLEL), knob.option)) for knob in knobs())
+    known, plain = {_hyphened(one): knob for knob, own in names for one in own}, name.strip().lower()
     if (found := known.get(_hyphened(_SWITCHES.get(plain, (plain,))[0]))) is not None:
         return found
     if (meant := _MEANT.get(_hyphened(name))) is not None:
@@ -291,12 +292,6 @@ def _fixed(written: Sequence[str]) -> dict[KnobOption, str]:
         if found.setdefault(knob, text) != text:
             raise InputError(f"--fix {word}: {knob.option} is fixed at {found[knob]} too; drop one of the two")
     return found
-
-
-@functools.cache
-def _by_name() -> dict[str, KnobOption]:
-    names = ((k, (k.parameter, k.parameter.removeprefix(_PARALLEL), k.option)) for k in knobs())
-    return {_hyphened(name): knob for knob, known in names for name in known}
 
 
 def _hyphened(name: str) -> str:

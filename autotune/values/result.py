@@ -292,7 +292,8 @@ class Compared(Value):
 
     config: TrainConfig
     samples_per_second: tuple[float, float]
-    ratio: float  # of the second over the first
+    peak_bytes: tuple[int, int]  # of memory; 0: unknown
+    ratio: float  # of throughput, the second over the first
     interval: Interval
     more_s: dict[StepPart, float]  # seconds of a step by which each part takes longer in the second; empty: unknown
 

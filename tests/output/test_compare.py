@@ -57,7 +57,7 @@ def test_where_an_interval_is_wide_it_is_said_that_nothing_can_be_told():
     pair, *_ = compare(FIRST, slower(1.25)).compared
     wide = pair.model_copy(update={"interval": Interval(low=0.4, high=1.6)})
     lines = drawn(comparison_table(FIRST, Comparison(compared=(wide,), changed={})))
-    assert "couldn't tell which is faster: 12 for 15 samples/s: " in lines
+    assert "couldn't tell which is faster: 12 for 15 samples/s, peak memory 1.00 GiB for 1.00 GiB: " in lines
 
 
 def test_answers_that_do_not_compare_are_refused():

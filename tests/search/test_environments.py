@@ -17,6 +17,7 @@ from autotune.output.compare import comparison_table
 from autotune.search import environments
 from autotune.storage.run_directory import RunDirectory
 from autotune.values.hardware import installed_versions
+from autotune.values.trial import Memory
 from autotune.version import __version__
 
 
@@ -45,7 +46,7 @@ def compared(tmp_path, monkeypatch):
         def backend(fleet, path, *, planned, python):
             def told(request):
                 ran.append((request.config, python == other))
-                return theirs if python == other else make_measurement(100.0)
+                return theirs if python == other else make_measurement(100.0, memory=Memory(resident_bytes=2 << 30))
 
             yield SimpleNamespace(pool=ScriptedRunner(path, told))
 
@@ -56,15 +57,19 @@ def compared(tmp_path, monkeypatch):
 
 
 def test_the_winner_runs_in_both_by_turns_and_what_differs_is_told(compared):
-    result, found, ran, heard = compared(make_measurement(50.0))
+    theirs = make_measurement(50.0, memory=Memory(resident_bytes=3 << 30))
+    result, found, ran, heard = compared(theirs)
     assert ran == [(BEST, is_other) for is_other in (True, False, False, True, True, False)]
     assert len(heard.notes) == 6
     (one,) = found.compared
     assert one.samples_per_second == pytest.approx((50.0, 100.0))
     assert one.ratio == pytest.approx(2.0)
+    assert one.peak_bytes == (3 << 30, 2 << 30)
     assert one.interval.low > 1.5
     assert found.changed == {"torch": ("2.99.0", installed_versions()["torch"])}
-    assert "this environment is faster: 2.00 (" in drawn(comparison_table(result, found), 200)
+    said = drawn(comparison_table(result, found), 200)
+    assert "this environment is faster: 2.00 (" in said
+    assert "x, 100 for 50 samples/s, peak memory 2.00 GiB for 3.00 GiB: micro-batch 16" in said
 
 
 def test_a_winner_that_fails_in_one_of_them_says_where_and_why(compared):
