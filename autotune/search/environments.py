@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from autotune.errors import InputError, MachineError, one_line
-from autotune.planning.plan import request_of
+from autotune.planning.plan import differences, request_of
 from autotune.search.run import backend_of
 from autotune.storage import trust
 from autotune.storage.run_directory import RunDirectory, read_plan
@@ -27,10 +27,8 @@ from autotune.version import __version__
 
 _ROUNDS = 3
 
-_ASK = """import json
-from autotune.values.hardware import installed_versions
-from autotune.version import __version__
-print(json.dumps([__version__, installed_versions()]))"""
+_ASK = """import json; from autotune.values import hardware; from autotune.version import __version__
+print(json.dumps([__version__, hardware.installed_versions()]))"""
 
 
 def compare_environments(
@@ -40,7 +38,7 @@ def compare_environments(
 
     Raises:
         InputError: There is no answer, or `python` can't run this version of autotune.
-        MachineError: A trial of the winner failed; the message says in which environment, and how.
+        MachineError: It ran on another machine, or a trial failed; the message says in which environment, and how.
     """
     directory, python = RunDirectory.existing(Path(run_dir)), str(Path(shutil.which(python) or python).absolute())
     with directory, contextlib.ExitStack() as running:
@@ -50,6 +48,7 @@ def compare_environments(
         if plan.fleet.engine == "ray":
             raise InputError(f"--python {python}: a trial on a cluster runs in the environment of its machines")
         trust.check(directory.path, plan, trusted=trust_run_dir, delivers=False)
+        differences(plan)  # MachineError: it is another machine
         config, names = result.best.config, (python, "this environment")
         samples, sides = plan.workload.samples_per_step(config), []
         for name, program in (("compare-other", python), ("compare-this", sys.executable)):
@@ -57,11 +56,10 @@ def compare_environments(
             path = directory.inside(name).path
             sides.append(running.enter_context(backend_of(plan.fleet, path, planned=plan.hardware, python=program)))
         seen: tuple[list[Measurement], list[Measurement]] = ([], [])
-        limit_s = plan.budget.trial_timeout_s
         for number in range(_ROUNDS):
             for side in (0, 1) if number % 2 == 0 else (1, 0):
-                request = request_of(plan, config, Purpose.FINAL, number=number, timeout_s=limit_s)
-                outcome = sides[side].pool.run(request).outcome
+                asked = request_of(plan, config, Purpose.FINAL, number=number, timeout_s=plan.budget.trial_timeout_s)
+                outcome = sides[side].pool.run(asked).outcome
                 if isinstance(outcome, Failure):
                     raise MachineError(f"{names[side]}: the winner didn't train: {outcome.status}: {outcome.cause}")
                 seen[side].append(outcome)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from answers import drawn
-from factories import OUT_OF_MEMORY, ScriptedRunner, make_measurement
+from factories import OUT_OF_MEMORY, ScriptedRunner, make_hardware, make_measurement
 from finished_searches import BEST, make_search
 from search_events import Heard
 
@@ -16,6 +16,7 @@ from autotune.errors import InputError, MachineError
 from autotune.output.compare import comparison_table
 from autotune.search import environments
 from autotune.storage.run_directory import RunDirectory
+from autotune.values import hardware as machine
 from autotune.values.hardware import installed_versions
 from autotune.values.trial import Memory
 from autotune.version import __version__
@@ -51,6 +52,7 @@ def compared(tmp_path, monkeypatch):
             yield SimpleNamespace(pool=ScriptedRunner(path, told))
 
         monkeypatch.setattr(environments, "backend_of", backend)
+        monkeypatch.setattr(machine, "detect", lambda device: make_hardware())
         return *environments.compare_environments(tmp_path / "run", other, observer=(heard := Heard())), ran, heard
 
     return run
@@ -75,6 +77,13 @@ def test_the_winner_runs_in_both_by_turns_and_what_differs_is_told(compared):
 def test_a_winner_that_fails_in_one_of_them_says_where_and_why(compared):
     with pytest.raises(MachineError, match=rf"/python: the winner didn't train: {OUT_OF_MEMORY.status}: "):
         compared(OUT_OF_MEMORY)
+
+
+def test_a_search_of_another_machine_is_refused(tmp_path, monkeypatch):
+    make_search(tmp_path / "run")
+    monkeypatch.setattr(machine, "detect", lambda device: make_hardware(name="another"))
+    with pytest.raises(MachineError, match="go on where it ran"):
+        environments.compare_environments(tmp_path / "run", other_torch(tmp_path))
 
 
 def test_its_trials_leave_those_of_the_search_alone(compared, tmp_path):
