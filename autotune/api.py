@@ -18,7 +18,6 @@ from autotune.planning.plan import (
     SearchPlan,
     changed_files,
     differences,
-    limits_of,
     reopened,
     with_earlier,
     with_files,
@@ -32,7 +31,7 @@ from autotune.storage import trust
 from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan, read_result, restore
 from autotune.training.trainer_pickle import model_on_cpu
 from autotune.tuning_result import TuningResult, with_methods
-from autotune.units import show_memory
+from autotune.units import show_memory, show_time
 from autotune.values.budget import Effort
 from autotune.values.problem import Note, Observer, Phase, PhaseBegan
 from autotune.values.time_spent import Stopwatch, command_began
@@ -245,7 +244,8 @@ def resume(
         directory.write_plan(plan)
         trust.remember(plan)
         if plan.budget != before.budget:
-            heard(Note(text=limits_of(plan, results)))
+            whole = f"{show_time(plan.budget.max_time_s)} and {plan.budget.max_trials} trials"
+            heard(Note(text=f"the limits are {whole} now, with all that is spent"))
         with backend_of(plan.fleet, directory.path, planned=plan.hardware) as backend:
             stopwatch.enter("launching")
             backend.asker.start()

@@ -183,8 +183,10 @@ def _best(question: Question, forecast: Forecast, way: Parallelism, point: Mappi
     reasons = {config: refusal(plan, config) for config in sized}
     configs = [config for config, reason in reasons.items() if reason is None]
     if not configs:
-        too_small = f"a global batch of {plan.workload.global_batch_size} is too small"
-        return next(filter(None, reasons.values()), too_small)
+        total = plan.workload.global_batch_size
+        return next(
+            filter(None, reasons.values()), f"{way.data_parallel} devices don't share a global batch of {total}"
+        )
     try:
         best, _ = forecast.fastest(configs, 1)
         return forecast.predicted(best[0] if best else forecast.tightest(configs))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup, escape
 
-from autotune.output.table import contribution_rows, show_ratio
+from autotune.output.table import COULD_NOT_TELL, contribution_rows, show_ratio
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time, visible
 from autotune.values.config import TrainConfig
@@ -198,7 +198,7 @@ def waterfall_steps(explanation: Explanation) -> list[Step]:
     at, winner = explanation.baseline_samples_per_second, explanation.winner_samples_per_second
     for part, (words, value, known) in zip(explanation.contributions, contribution_rows(explanation), strict=False):
         ratio, interval = part.ratio, part.interval
-        if ratio is None or winner is None:
+        if ratio is None or winner is None or value == COULD_NOT_TELL:
             found.append(Step(words, value, known, _WEAK))
             continue
         start = at if at is not None else winner / ratio

@@ -38,6 +38,8 @@ def compare(first: ResultData, second: ResultData) -> Comparison:
     }
     changed = {what: values for what, values in sides.items() if values[0] != values[1]}
     changed |= differing_versions(one.versions, other.versions)
+    if first.disturbances or second.disturbances:
+        changed["disturbances"] = ("; ".join(first.disturbances) or "none", "; ".join(second.disturbances) or "none")
     return Comparison(compared=tuple(_compared(*pair) for pair in wanted), changed=changed)
 
 
@@ -47,9 +49,9 @@ def _measured(result: ResultData) -> list[Contender]:
 
 
 def _compared(one: Contender, other: Contender) -> Compared:
-    measured = [(c.measurement, c.correction) for c in (one, other) if c.measurement is not None]
-    rates = [measurement.samples_per_second * correction for measurement, correction in measured]
-    ratio, spans = rates[1] / rates[0], [measurement.shown_interval for measurement, _ in measured]
+    measured = [contender.measurement for contender in (one, other) if contender.measurement is not None]
+    rates = [measurement.samples_per_second for measurement in measured]
+    ratio, spans = rates[1] / rates[0], [measurement.shown_interval for measurement in measured]
     half = math.hypot(*(math.log(span.high / span.low) / 2 if span.low > 0 else math.inf for span in spans))
     steps, more = [c.step for c in (one, other)], dict[StepPart, float]()
     if steps[0] is not None and steps[1] is not None:
@@ -58,7 +60,7 @@ def _compared(one: Contender, other: Contender) -> Compared:
     return Compared(
         config=one.config,
         samples_per_second=(rates[0], rates[1]),
-        peak_bytes=(measured[0][0].memory.peak_bytes, measured[1][0].memory.peak_bytes),
+        peak_bytes=(measured[0].memory.peak_bytes, measured[1].memory.peak_bytes),
         ratio=ratio,
         interval=Interval(low=ratio * math.exp(-half), high=ratio * math.exp(half)),
         more_s=dict(sorted(more.items(), key=lambda part: -abs(part[1]))),

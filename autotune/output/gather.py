@@ -13,7 +13,7 @@ from autotune.planning.plan import SearchState
 from autotune.planning.user_code import DECIDED_BY_CODE
 from autotune.space.knobs import changes
 from autotune.storage.home import rates_of
-from autotune.storage.run_directory import RunDirectory, read_plan, trial_folders
+from autotune.storage.run_directory import EXPLAIN_FOLDER, RunDirectory, read_plan, trial_folders
 from autotune.value import read_value
 from autotune.values.result import Breakdown, ResultData, RunReport, rows_of
 from autotune.values.time_spent import spent_on
@@ -29,7 +29,7 @@ def gather(run_dir: str | Path) -> RunReport:
     directory = RunDirectory.existing(Path(run_dir))
     plan = read_plan(directory.path)
     result = directory.answer()
-    searched, explained = directory.results(), directory.explained()
+    searched, explained = directory.results(), RunDirectory(directory.path / EXPLAIN_FOLDER).results()
     finals = Finals(SearchState(plan, searched))
     told = result.trials if result is not None else ()
     judged = {row.number: row for row in told}

@@ -1,5 +1,6 @@
 """Where the time of a training step goes, and which knob would shrink the largest parts, as rows and lines of text."""
 
+import re
 from collections.abc import Callable, Mapping
 
 from autotune.units import show_rate
@@ -13,7 +14,7 @@ _ADVICE: dict[StepPart, tuple[float, str, Callable[[TrainConfig], bool]]] = {
     "host": (0.25, f"{_LARGER}compiling leaves it less to do", lambda c: c.torch_compile_backend is None),
     "data": (0.1, "more dataloader workers load data meanwhile", lambda c: True),
     "other devices": (0.15, f"{_LARGER}less sharding waits less", lambda c: True),
-    "optimizer": (0.15, "a fused or 8-bit optimizer steps faster", lambda c: "fused" not in c.optim),
+    "optimizer": (0.15, "a fused or 8-bit optimizer steps faster", lambda c: not re.search("fused|8bit|4bit", c.optim)),
     "attention": (0.3, "a fused attention kernel is faster", lambda c: c.attn_implementation == "eager"),
     "element-wise": (0.35, "compiling fuses element-wise operators", lambda c: c.torch_compile_backend is None),
 }

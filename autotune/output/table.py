@@ -225,7 +225,8 @@ def about(workload: Workload) -> str:
     """Return a workload in words: 'gpt2 (causal-lm), global batch 32, sequence 512'."""
     frozen, size = "vision part frozen" * workload.model.freeze_vision, workload.global_batch_size
     batch = "free global batch" if size is None else f"global batch {size}"
-    parts = (f"{workload.model.name} ({workload.task})", frozen, batch, workload.shown_length)
+    how = workload.recipe.name if workload.recipe is not None else workload.task
+    parts = (f"{workload.model.name} ({how})", frozen, batch, workload.shown_length)
     return ", ".join(filter(None, parts))
 
 

@@ -15,14 +15,13 @@ from autotune.errors import InputError, MachineError
 from autotune.planning.options import SearchOptions
 from autotune.space.file import SpaceFile
 from autotune.space.space import History, SearchSpace
-from autotune.units import show_memory, show_time
+from autotune.units import show_memory
 from autotune.value import sha256_of
 from autotune.values import hardware as machine
 from autotune.values.budget import DEFAULT_LOSS_STEPS, LEAST_LOSS_STEPS, Budget, CheckTask, Effort, LossTask
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.problem import Fleet, Objective, Problem
 from autotune.values.result import ResultData
-from autotune.values.time_spent import wall_s
 from autotune.values.trial import Limits, Measurement, Prediction, Purpose, TrialRequest, TrialResult, TrialStatus
 from autotune.values.workload import FEW_MICRO_STEPS
 
@@ -233,15 +232,6 @@ def reopened(
         options = plan.options.model_copy(update=asked)
         changes |= {"options": options, "loss_steps": loss_steps_of(options)}  # the effort also decides on these
     return plan.model_copy(update=changes)
-
-
-def limits_of(plan: SearchPlan, results: Sequence[TrialResult]) -> str:
-    searched = sum(r.request.purpose is Purpose.SEARCH for r in results)
-    trials = "1 trial" if searched == 1 else f"{searched} trials"
-    return (
-        f"the limits are {show_time(plan.budget.max_time_s)} and {plan.budget.max_trials} trials now; "
-        f"{show_time(wall_s(results))} and {trials} are spent"
-    )
 
 
 def differences(plan: SearchPlan) -> list[str]:

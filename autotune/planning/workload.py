@@ -66,6 +66,8 @@ def workload_of(
     else:
         spec, task, recipe = _recipe_of(options, kind)
         asked = recipe.prompt_length + recipe.completion_length
+    if asked is not None and not task.takes_text and not task.takes_audio:
+        raise InputError(f"--seq-len {asked}: the task {task} has images alone, whose size the model's config says")
     notes += head_notes(spec, task, options.recipe) if task is not Task.OWN else []
     for option, length in (("--seq-len", asked), ("--target-len", options.target_len)):
         if length is not None and length > LONGEST_SAMPLE:
@@ -162,7 +164,7 @@ def _recipe_of(options: WorkloadOptions, device: str) -> tuple[ModelSpec, Task, 
     kind = RECIPES[options.recipe]
     spec, _ = _model_of(options)
     if spec.kind != "decoder":
-        raise InputError(f"--recipe {options.recipe}: trains decoders, and {spec.name} is {spec.kind}")
+        raise InputError(f"--recipe {options.recipe}: trains decoders, and {spec.name} is of kind {spec.kind}")
     check_task(spec, kind.task)
     if kind.task is Task.SEQUENCE_CLASSIFICATION:  # a reward is one number
         classes = {"num_labels", "id2label", "label2id"}

@@ -240,7 +240,7 @@ class Tuner:
                 self._pace.starting_s = self._starting.total()
         self._number = max((r.request.number for r in results), default=-1)
         if results:
-            self._observer(Note(text=f"going on after {len(results)} finished trials"))
+            self._observer(Note(text=f"going on after {len(results)} finished trial{'s' * (len(results) > 1)}"))
 
     def _search(self) -> None:
         if self._state.history.known(self._plan.baseline) is None:
@@ -267,7 +267,7 @@ class Tuner:
             self._untried = self._sampler.conclusion
         else:
             most = self._plan.budget.max_trials
-            ended = f"all {most} trials have run" if self._pace.trials_left() <= 0 else "the time for trials is over"
+            ended = f"all {most} trials have run" if self._pace.trials_left() <= 0 else "the time beside finals is over"
             self._untried = f"{ended} {self._sampler.left_out()}"
         if self._untried is not None:
             self._observer(Note(text=self._untried))

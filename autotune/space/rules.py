@@ -46,7 +46,7 @@ def _precision(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
             yield "fp16 on a CPU silently stays fp32 in the Trainer"
         # https://github.com/huggingface/transformers/pull/10956: activations of the feed-forward leave fp16's range.
         if workload.model.model_type in ("t5", "mt5", "umt5", "longt5", "switch_transformers"):
-            yield f"{workload.model.model_type} overflows in fp16; bf16 has fp32's range"
+            yield f"{workload.model.model_type} overflows in fp16{'; bf16 is wide enough' * hardware.has_bf16}"
     if config.precision is Precision.PURE_BF16:
         # They pass images in fp32 to a convolution, which fails with bf16 weights; all audio models do the same.
         if workload.model.model_type in ("resnet", "convnext", "convnextv2", "swin", "swinv2"):

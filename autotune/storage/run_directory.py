@@ -195,9 +195,6 @@ class RunDirectory:
                 data.symlink_to(Path("..") / "data")  # trials look for their data beside them
         return RunDirectory(path, whole=self.path)
 
-    def explained(self) -> list[TrialResult]:
-        return RunDirectory(self.path / EXPLAIN_FOLDER).results()
-
     def write_plan(self, plan: Value) -> None:
         write_value(plan, self.path / PLAN_FILE)
         self._is_new, self._has_begun = False, True

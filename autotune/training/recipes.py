@@ -52,7 +52,8 @@ def checked_data(workload: Workload, directory: Path) -> tuple[LengthProfile | N
         rows.select(kept).save_to_disk(str(directory / _ROWS))
     notes = [f"{len(kept):,} of the {len(rows):,} rows of {workload.dataset}, the longest of all first"]
     if not recipe.kind.generates:
-        notes[0] += f", cut to {workload.sequence_length} tokens (--prompt-len, --completion-len)"
+        how = "without those above" if recipe.name == "reward" else "cut to"  # RewardTrainer leaves them out
+        notes[0] += f", {how} {workload.sequence_length} tokens (--prompt-len, --completion-len)"
     if load_tokenizer(workload.model, notes)[0].eos_token is None:
         raise InputError(f"--data {workload.dataset}: the tokenizer of {workload.model.name} has no end of text")
     try:

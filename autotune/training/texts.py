@@ -64,7 +64,7 @@ def prepare(workload: Workload, directory: Path) -> tuple[LengthProfile | None, 
         if len(lengths) < len(rows):
             notes.append(f"{len(rows) - len(lengths):,} of {len(rows):,} rows are left out: no text or too short")
         if not len(lengths):
-            raise InputError(f"{workload.dataset}: no row holds any text in column '{columns[0]}'")
+            raise InputError(f"{workload.dataset}: no row holds enough text in column '{columns[0]}'")
         if largest >= (vocabulary := config.get_text_config().vocab_size):
             why = f"makes token id {largest}, but the model's vocabulary ends at {vocabulary - 1}"
             raise InputError(f"{name}: {why}; put the model's own tokenizer beside its config.json")
@@ -249,7 +249,7 @@ def _text_columns(rows: Any, workload: Workload, notes: list[str]) -> list[str]:
         hint = suggestion(field, rows.column_names)
         raise InputError(f"{workload.dataset}: no column '{field}'{hint}; the columns are {columns}")
     if wanted not in texts and len(candidates) != 1:
-        problem = "several columns of strings; name the one of the text" if candidates else "no column of strings"
+        problem = "several columns of strings; say --text-field" if candidates else "no column of strings (--recipe?)"
         raise InputError(f"{workload.dataset}: {problem}; the columns are {columns}")
     text = wanted if wanted in texts else candidates[0]
     return [text, *["target" if has_target else text] * is_seq2seq]
@@ -275,4 +275,4 @@ def check_columns(features: Mapping[str, Any], recipe: Recipe, dataset: str) -> 
     needed = [column for column in recipe.kind.columns if column not in columns and not whole]
     if needed and not (recipe.name == "dpo" and needed == ["prompt"]):  # TRL takes what both begin with
         missing = f"there is no {needed[0]}{suggestion(needed[0], columns)} among {', '.join(columns)}"
-        raise InputError(f"{dataset}: {recipe.name} needs the columns {', '.join(recipe.kind.columns)}; {missing}")
+        raise InputError(f"{dataset}: {recipe.name} needs {', '.join(recipe.kind.columns)}; {missing}")

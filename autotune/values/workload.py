@@ -197,7 +197,8 @@ class Recipe(Value):
         """Return a step of so many samples in words: '8 prompts x 4 generations a step'."""
         if not self.kind.generates:
             return f"{samples} {'pairs' if self.kind.sequences > 1 else 'samples'} a step"
-        return f"{samples // self.generations} prompts x {self.generations} generations a step"
+        prompts = samples // self.generations
+        return f"{prompts} prompt{'s' * (prompts > 1)} x {self.generations} generations a step"
 
 
 class LengthProfile(Value):

@@ -171,9 +171,11 @@ class Finals:
     def ran_in_turn(self) -> bool:
         return all(map(_ran_in_turn, self._series()))
 
-    def others_share(self) -> float:
-        """Return the mean share of the machine that other processes took in the final trials, as far as it matters."""
-        return statistics.fmean([_share_of_others(r.measurement) for r in self._series() if r.measurement] or [0.0])
+    def others_share(self) -> float | None:
+        """Return the share of the machine that others took in the finals, without any in all trials; None: a little."""
+        trials = self._series() or self.state.results
+        share = statistics.fmean([_share_of_others(r.measurement) for r in trials if r.measurement] or [0.0])
+        return share if share > 0.25 else None
 
     def is_measured(self, config: TrainConfig) -> bool:
         return any(r.measurement for r in self.trials(config))

@@ -119,7 +119,8 @@ def verdict_of(finals: Finals) -> Decision:
         if leader == plan.baseline:
             others = {r.status for r in finals.history.results if r.request.config != plan.baseline}
             if others - {TrialStatus.TIMED_OUT}:
-                return Decision(leader, "no_clear_winner")
+                share = finals.others_share()
+                return Decision(leader, "no_clear_winner" if share is None else "undecided", others_share=share)
             return Decision(leader, "unconfirmed", kept_because="every other trial timed out" if others else None)
         doubts = {c: _doubt(finals, c) for c in ranking if c != plan.baseline}
         best = next((c for c, doubt in doubts.items() if doubt is None), plan.baseline)
@@ -127,15 +128,15 @@ def verdict_of(finals: Finals) -> Decision:
     best = _simplest_of_the_fastest(finals, measured)
     if (speedup := _speedup(finals, best)) is not None:
         return Decision(best, "faster", speedup)
-    # If finals are undecided and other processes took more than a quarter of the machine meanwhile, they are the cause.
+    # If finals are undecided and other processes took much of the machine meanwhile, they are the cause.
     # Finals that ran one after the other don't decide by their intervals then; trials in turn share what others take.
     others_share, challenger = finals.others_share(), _challenger(finals)
-    is_unsure, is_telling = challenger is not None and challenger.bound is None, others_share > 0.25
-    if is_telling and not finals.ran_in_turn():
+    is_unsure = challenger is not None and challenger.bound is None
+    if others_share is not None and not finals.ran_in_turn():
         is_unsure = is_unsure or challenger is None or challenger.interval.high > WORTH_DECIDING
     if not is_unsure:
         return Decision(best, "no_clear_winner")
-    return Decision(best, "undecided", others_share=others_share if is_telling else None)
+    return Decision(best, "undecided", others_share=others_share)
 
 
 def _challenger(finals: Finals) -> Speedup | None:

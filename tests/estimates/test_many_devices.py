@@ -139,7 +139,7 @@ def test_if_nothing_fits_the_adapter_that_would_is_named_and_can_be_pasted():
 
 def test_a_batch_that_is_too_small_for_all_ranks_is_a_reason():
     found = spread_over(global_batch=2)
-    assert "ddp" in found.refused["a global batch of 2 is too small"]
+    assert "ddp" in found.refused["4 devices don't share a global batch of 2"]
     assert "TP 4" in {row.way for row in found.rows}
 
 

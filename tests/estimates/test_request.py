@@ -26,7 +26,8 @@ REFUSED = {
     "a knob the GPU lacks": ({"gpu": "t4", "fix": {"precision": "bf16"}}, "not possible on t4: Tesla T4 has no bf16"),
     "a kernel the model lacks": ({"fix": {"attention": "paged"}}, "'paged' is unknown"),
     "a compiler that doesn't train": ({"fix": {"compile": "onnxrt"}}, "expected inductor, cudagraphs, aot_eager"),
-    "tokens of images": ({"model": "vit-base", "tokens": 1e9}, "--tokens: google/vit-base"),
+    "tokens of images": ({"model": "vit-base", "tokens": 1e9, "seq_len": None}, "--tokens: google/vit-base"),
+    "lengths of images": ({"model": "vit-base"}, "--seq-len 128: the task image-classification has images alone"),
     "a knob that no GPU can": ({"gpu": "all", "fix": {"micro-batch": "5"}}, "not possible on any device"),
 }  # fmt: skip
 

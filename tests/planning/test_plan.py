@@ -25,7 +25,6 @@ from autotune.planning.plan import (
     cut_short,
     differences,
     is_over,
-    limits_of,
     reopened,
     with_earlier,
     with_files,
@@ -84,7 +83,6 @@ def test_a_plan_is_changed_by_what_is_given_alone():
 
 def test_a_search_is_over_once_its_finals_have_begun_and_until_it_is_given_more():
     later = reopened(make(), RESULTS, max_time_s=1200.0)
-    assert limits_of(later, RESULTS) == "the limits are 20 min and 12 trials now; 30 s and 1 trial are spent"
     assert [is_over(make(), RESULTS), is_over(make(), RESULTS[:2]), is_over(later, RESULTS)] == [True, False, False]
     assert (later.reopened_at, reopened(make(), [], max_time_s=1200.0).reopened_at) == (3, 0)
 

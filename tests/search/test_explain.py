@@ -68,7 +68,7 @@ def test_trials_lie_apart_from_the_search_which_can_be_gone_on_with(explained):
     trials = len(RunDirectory(explained.path).results())
     explained.run()
     assert len(RunDirectory(explained.path).results()) == trials
-    assert [t.request.number for t in RunDirectory(explained.path).explained()] == list(range(8))
+    assert [t.request.number for t in RunDirectory(explained.path / EXPLAIN_FOLDER).results()] == list(range(8))
     assert (explained.path / "best-config.json").read_bytes() == before
     runner = ScriptedRunner(explained.path, outcome)
     again = Tuner(explained.plan, RunDirectory(explained.path), runner, ignore).run()
@@ -160,12 +160,12 @@ def test_a_real_winner_is_explained_and_reported(autotune, tiny_llama, tmp_path)
     found = json.loads(done.stdout)
     assert found["settled"]
     assert found["contributions"]
-    explained = RunDirectory(tmp_path / "run").explained()
+    explained = RunDirectory(tmp_path / "run" / EXPLAIN_FOLDER).results()
     assert all(t.request.purpose is Purpose.EXPLAIN for t in explained)
     again = autotune("explain", "run", "--json")
     assert "nothing has to be run" in again.stderr
     assert json.loads(again.stdout) == found
-    assert len(RunDirectory(tmp_path / "run").explained()) == len(explained)
+    assert len(RunDirectory(tmp_path / "run" / EXPLAIN_FOLDER).results()) == len(explained)
     assert autotune("report", "run").returncode == 0
     page = (tmp_path / "run" / "report.html").read_text()
     assert "measured in turn with the winner" in page

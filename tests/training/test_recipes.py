@@ -215,5 +215,5 @@ def test_rows_that_are_all_too_long_and_columns_that_are_missing_are_refused(ben
         recipes.checked_data(workload, tmp_path / "data")
     file = jsonl(tmp_path / "rows.jsonl", [{"prompt": "a", "choosen": "b", "rejected": "c"}])
     request = bench.request(workload=fields_of("dpo", dataset=file))
-    with pytest.raises(InputError, match="dpo needs the columns prompt, chosen, rejected; there is no chosen"):
+    with pytest.raises(InputError, match="dpo needs prompt, chosen, rejected; there is no chosen"):
         bench.runner.describe(DescribeRequest(workload=request.workload))
