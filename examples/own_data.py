@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 
 import autotune
+from autotune.cost.lengths import padding_share
 
 
 def main() -> None:
@@ -27,8 +28,8 @@ def main() -> None:
     lengths = result.workload.lengths
     print(f"{lengths.samples} texts of {lengths.minimum} to {lengths.maximum} tokens, {lengths.mean:.0f} on average")
     for name, contender in {"baseline": result.baseline, "best": result.best}.items():
-        if (measured := contender.measurement) is not None:
-            padding = f"{measured.padding_share:.0%} of the positions are padding"
+        if contender.measurement is not None:
+            padding = f"about {padding_share(result.workload, contender.config):.0%} of the positions are padding"
             print(f"{name}: {contender.tokens_per_second:,.0f} real tokens/s, {padding}")
     for change in result.best.changes:
         print(f"  {change.knob}: {change.before} -> {change.after}")
