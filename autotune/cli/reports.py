@@ -182,9 +182,7 @@ def explain(
 @guarded
 def compare(
     first: Annotated[Path, typer.Argument(help="An answer: best-config.json; with --python a run directory.")],
-    second: Annotated[
-        Path | None, typer.Argument(help="A later answer of the same training, by other versions or elsewhere.")
-    ] = None,
+    second: Annotated[Path | None, typer.Argument(help="A later answer of the same training.")] = None,
     python: Annotated[
         str | None, typer.Option(help="Measure the first's winner in this Python's environment and here, in turn.")
     ] = None,
