@@ -80,8 +80,9 @@ def test_all_devices_are_drawn_with_what_a_run_costs(estimate):
     drawn(done, "PetaFLOP/s-days", refused, *(gpu.name.split("-")[0] for gpu in gpus()))
 
 
-def test_images_are_counted_in_samples_and_a_processor_reserves_nothing(estimate):
-    images = drawn(estimate("--model", "vit-base", "--gpu", "t4", "--fix", "micro-batch=8"), "samples/s")
+def test_images_are_counted_in_samples_and_a_processor_reserves_nothing(estimate, command):
+    vit = ("estimate", "--model", "vit-base", "--gpu", "t4", "--fix", "micro-batch=8")
+    images = drawn(command(*vit, env={"COLUMNS": "80"}), "samples/s")
     assert "tokens/s" not in images
     assert "sequence" not in images
     assert "reserved" not in drawn(estimate("--device", "cpu", "--fix", "micro-batch=8"), "process")
