@@ -127,6 +127,7 @@ def test_a_waterfall_leads_from_baseline_to_winner():
 def test_a_knob_whose_factor_is_not_sure_is_pale_and_without_one_has_words_for_a_bar():
     (step,) = charts.waterfall_steps(explained(part("precision", 3.0, interval=Interval(low=0.09, high=469.0))))
     assert (step.kind, step.value) == ("told by trials of the search, or not surely", "couldn't tell")
+    assert (step.start, step.end) == (None, None), "no bar"
     needed = charts.waterfall_steps(
         explained(part("precision", 3.0), part("checkpointing", None, "fails", cause="no memory"))
     )

@@ -60,6 +60,14 @@ def test_where_an_interval_is_wide_it_is_said_that_nothing_can_be_told():
     assert "couldn't tell which is faster: 12 for 15 samples/s, peak memory 1.00 GiB for 1.00 GiB: " in lines
 
 
+def test_rates_are_compared_as_measured_and_disturbances_are_named():
+    lucky = FIRST.best.model_copy(update={"correction": 0.5})
+    second = FIRST.model_copy(update={"best": lucky, "disturbances": ("noise: others took 60%",)})
+    found = compare(FIRST, second)
+    assert found.compared[0].ratio == pytest.approx(1.0)
+    assert found.changed["disturbances"] == ("none", "noise: others took 60%")
+
+
 def test_answers_that_do_not_compare_are_refused():
     other = FIRST.model_copy(update={"workload": make_workload(global_batch_size=64)})
     with pytest.raises(InputError, match="train something else: global batch size 16 and 64"):

@@ -39,9 +39,10 @@ def test_a_gpu_that_waits_for_the_host_is_told_with_what_would_help():
         ({"matrix products": 0.9, "host": 0.1}, {}),
         ({"host": 0.6, "matrix products": 0.4}, {"torch_compile_backend": "inductor"}),
         ({"optimizer": 0.4, "matrix products": 0.6}, {"optim": "adamw_torch_fused"}),
+        ({"optimizer": 0.4, "matrix products": 0.6}, {"optim": "adamw_bnb_8bit"}),
         ({"attention": 0.4, "matrix products": 0.6}, {"attn_implementation": "sdpa"}),
     ],
-    ids=["nothing to gain", "compiled", "fused", "sdpa"],
+    ids=["nothing to gain", "compiled", "fused", "8 bits", "sdpa"],
 )
 def test_a_knob_that_is_turned_already_is_not_advised(shares, knobs):
     assert len(of(shares, **knobs)) == 1

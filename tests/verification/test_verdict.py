@@ -156,6 +156,14 @@ def test_only_finals_that_are_undecided_beside_other_processes_can_not_tell(rate
         assert result.others_share is None
 
 
+@pytest.mark.parametrize(("share", "verdict"), [(0.2, "no_clear_winner"), (0.6, "undecided")])
+def test_a_search_whose_leader_is_the_baseline_can_not_tell_beside_other_processes(share, verdict):
+    beside = {"conditions": Conditions(others_share=share)}
+    result = answer([(BASE, make_measurement(10.0, **beside)), (BIG, make_measurement(5.0, **beside))])
+    assert (result.verdict, result.best.config) == (verdict, BASE)
+    assert result.others_share == (share if verdict == "undecided" else None)
+
+
 @pytest.mark.parametrize("is_own", [True, False])
 def test_a_users_script_gets_what_flags_can_say_among_those_that_can_not_be_told_apart(is_own):
     in_code = make_config(16, attn_implementation="eager")
