@@ -210,7 +210,7 @@ def _watched(
         typer.Exit: The search was interrupted; its answer so far has been printed.
     """
     from autotune.search.tuner import SearchInterrupted
-    from autotune.storage.run_directory import ANSWER_FILE, read_plan
+    from autotune.storage.run_directory import ANSWER_FILE, PLAN_FILE, read_plan
     from autotune.tuning_result import with_methods
     from autotune.values.time_spent import command_began
 
@@ -225,6 +225,8 @@ def _watched(
         if error.result is None:
             raise
         interrupted, result = error, with_methods(error.result)
+    except KeyboardInterrupt as error:  # while predicting
+        raise SearchInterrupted(None, directory / ANSWER_FILE) if (directory / PLAN_FILE).exists() else error from None
     if shown["as_json"]:
         console.print_json(result.model_dump(mode="json"))
     else:

@@ -121,6 +121,21 @@ def test_a_search_against_an_earlier_answer_prints_how_its_winner_does_now(resum
     assert "measured no configuration in common" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("has_begun", "said"), [(True, "interrupted; `autotune resume run` goes on"), (False, "interrupted")]
+)
+def test_an_interruption_before_the_first_trial_says_how_to_go_on(command, tmp_path, monkeypatch, has_begun, said):
+    def interrupted(run_dir, **_):
+        raise KeyboardInterrupt
+
+    directory = RunDirectory.create(tmp_path / "run")
+    if has_begun:
+        directory.write_plan(make_plan())
+    monkeypatch.setattr("autotune.api.resume", interrupted)
+    done = command("resume", "run")
+    assert (done.exit_code, done.stderr.strip()) == (130, f"autotune: {said}")
+
+
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_the_answer_is_said_to_be_where_find_was_told_to_write_it(resume, tmp_path, interrupted):
     done, _ = resume(interrupted=interrupted)
