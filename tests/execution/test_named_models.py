@@ -138,9 +138,13 @@ def test_padding_to_a_multiple_trains_the_same(bench, texts):
 
 @pytest.mark.parametrize(
     ("strategy", "seen"),
-    [("random", "of the same number of samples"), ("batch_rebalance", "of the same cost in tokens")],
+    [
+        ("random", "of the same number of samples"),
+        ("group_by_length", "of the same number of samples"),
+        ("batch_rebalance", "of the same cost in tokens"),
+    ],
 )
-def test_balanced_micro_batches_are_in_effect(bench, texts, strategy, seen):
+def test_the_order_of_the_samples_is_in_effect(bench, texts, strategy, seen):
     config = {"per_device_train_batch_size": 2, "train_sampling_strategy": strategy}
     measured = bench.measured(config=config, workload=texts, limits={"measure_steps": 8, "relative_interval": 1e-9})
     assert measured.effects["train_sampling_strategy"] == seen
