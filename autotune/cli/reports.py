@@ -191,10 +191,11 @@ def compare(
 ) -> None:
     """Compare two answers, or two environments: the speed of the same configuration, and what differs."""
     from autotune.output import compare as comparing
-    from autotune.search.environments import compare_environments
     from autotune.tuning_result import load
 
     if python is not None and second is None:
+        from autotune.search.environments import compare_environments
+
         with console.progress(quiet=as_json, verbose=False) as progress:
             answer, found = compare_environments(first, python, trust_run_dir=trust_run_dir, observer=progress)
     elif second is not None and python is None:

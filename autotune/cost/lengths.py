@@ -53,8 +53,9 @@ def padding_share(workload: Workload, kind: TrainConfig) -> float:
     lengths, code = workload.lengths, workload.own_code
     if lengths is None or (code is not None and not code.pads):
         return 0.0
-    size = kind.per_device_train_batch_size
-    return 1 - size * lengths.mean / (float(in_full_length(workload, kind, np.array([size])).mean[0]) * lengths.maximum)
+    size = np.array([kind.per_device_train_batch_size])
+    run = float(in_full_length(workload, kind, size).mean[0]) * lengths.maximum
+    return max(0.0, 1 - float(size[0]) * lengths.mean / run)
 
 
 def _to_the_longest(workload: Workload, lengths: LengthProfile, kind: TrainConfig, sizes: Vector) -> FullLength:

@@ -183,10 +183,8 @@ def _best(question: Question, forecast: Forecast, way: Parallelism, point: Mappi
     reasons = {config: refusal(plan, config) for config in sized}
     configs = [config for config, reason in reasons.items() if reason is None]
     if not configs:
-        total = plan.workload.global_batch_size
-        return next(
-            filter(None, reasons.values()), f"{way.data_parallel} devices don't share a global batch of {total}"
-        )
+        unequal = f"{way.data_parallel} devices don't share a global batch of {plan.workload.global_batch_size}"
+        return next(filter(None, reasons.values()), unequal)
     try:
         best, _ = forecast.fastest(configs, 1)
         return forecast.predicted(best[0] if best else forecast.tightest(configs))

@@ -71,8 +71,8 @@ def comparison_table(first: ResultData, found: Comparison) -> RenderableType:
     """Return a comparison as a table for each configuration, and a line for what changed."""
     parts: list[RenderableType] = [Text(about(first.workload), "bold")]
     for one in found.compared:
-        peaks = " for ".join(show_memory(peak) for peak in reversed(one.peak_bytes))
-        parts.append(Text(f"{_verdict(one, found.names)}, peak memory {peaks}: {show_config(one.config)}"))
+        peaks = f", peak memory {' for '.join(map(show_memory, reversed(one.peak_bytes)))}" * all(one.peak_bytes)
+        parts.append(Text(f"{_verdict(one, found.names)}{peaks}: {show_config(one.config)}"))
         largest = [
             (part, more) for part, more in one.more_s.items() if abs(more) >= 0.05 * sum(map(abs, one.more_s.values()))
         ]

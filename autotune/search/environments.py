@@ -1,7 +1,7 @@
 """`autotune compare RUN_DIR --python PYTHON`: measures the winner of a search in two environments of Python, in turn.
 
 Each has a process that runs its trials (see `execution.launch`), and both have this version of autotune, which writes
-their requests and reads their results. The trials lie in `compare-other` and `compare-this` of the run directory.
+their requests and reads their results. The latest comparison is in `compare-other` and `compare-this` of the directory.
 """
 
 import contextlib

@@ -74,6 +74,12 @@ def test_balanced_micro_batches_are_padded_less_than_random_ones_and_more_than_n
     assert (found > sizes * LENGTHS.mean / LENGTHS.maximum).all()
 
 
+def test_single_samples_have_no_padding_and_not_a_little_less():
+    for mean in (20 + n / 7 for n in range(50)):
+        lengths = LENGTHS.model_copy(update={"mean": mean, "maximum": 49})
+        assert f"{padding_share(make_workload(lengths=lengths), make_config(1)):.0%}" == "0%"
+
+
 @pytest.mark.parametrize("size", [1, 4, 16])
 def test_the_share_of_padding_is_that_of_drawn_micro_batches(size):
     lengths = np.random.default_rng(0).integers(100, 513, (20_000, size))

@@ -60,6 +60,12 @@ def test_where_an_interval_is_wide_it_is_said_that_nothing_can_be_told():
     assert "couldn't tell which is faster: 12 for 15 samples/s, peak memory 1.00 GiB for 1.00 GiB: " in lines
 
 
+def test_a_peak_that_is_not_known_is_not_told():
+    pair, *_ = compare(FIRST, FIRST).compared
+    unknown = Comparison(compared=(pair.model_copy(update={"peak_bytes": (0, 0)}),), changed={})
+    assert "peak memory" not in drawn(comparison_table(FIRST, unknown))
+
+
 def test_rates_are_compared_as_measured_and_disturbances_are_named():
     lucky = FIRST.best.model_copy(update={"correction": 0.5})
     second = FIRST.model_copy(update={"best": lucky, "disturbances": ("noise: others took 60%",)})
