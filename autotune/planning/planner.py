@@ -148,15 +148,8 @@ def description_of(start: Start, workload: Workload, describe: Describe) -> Desc
     return describe(DescribeRequest(workload=workload, **own))
 
 
-def plan_from(
-    start: Start,
-    workload: Workload,
-    found: Description,
-    space: SpaceFile,
-    arguments: UserArguments | None = None,
-    **changes: Any,
-) -> SearchPlan:
-    """Return the plan; `arguments` are those of the user's code, `changes` are fields that the options don't decide.
+def plan_from(start: Start, workload: Workload, found: Description, space: SpaceFile, **changes: Any) -> SearchPlan:
+    """Return the plan; `changes` are fields that the options don't decide.
 
     The values of `--fix` are in every configuration, the baseline too. Knobs of `--only` that aren't in the space have
     the choices of 'default' and 'full', at every effort. The last notes tell what the baseline needs, and the limits.
@@ -185,7 +178,7 @@ def plan_from(
         budget=start.budget,
         allowance=options.allow,
         space=space,
-        baseline=baseline_of(workload, facts, start.of_baseline, arguments or start.arguments),
+        baseline=changes.pop("baseline", None) or baseline_of(workload, facts, start.of_baseline, start.arguments),
         objective=objective,
         soak=True,
         loss_steps=0 if workload.generates else loss_steps_of(options),

@@ -122,7 +122,7 @@ class UserTrainer(Subject):
         workload = workload.model_copy(update={**seen, "own_code": self.code.model_copy(update=known)})
         on = f" on {devices} devices" if devices > 1 else ""
         start.notes.append(f"global batch {batch} samples, that of your own arguments{on}, which are the baseline")
-        return plan_from(start, workload, about, space, arguments, baseline=baseline, record=False)
+        return plan_from(start, workload, about, space, baseline=baseline, record=False)
 
 
 Knobs = Sequence[str] | Mapping[str, Sequence[Any] | OwnKnob | None]

@@ -63,7 +63,7 @@ def test_two_trainings_at_once_are_refused():
 OWN_ARGUMENTS = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "optim": "adamw_torch"}
 
 
-def plan_of_script(fix=(), **fields):
+def plan_of_script(fix=(), facts=None, **fields):
     """Return the plan for a script in whose process these fields were found."""
     options = SearchOptions(model="", device="cpu", fix=fix)
     defaults = {
@@ -77,7 +77,7 @@ def plan_of_script(fix=(), **fields):
         **dict.fromkeys(("reorders", "pads", "normalizes"), True),
     }
     lengths = LengthProfile(samples=96, mean=20.0, minimum=4, median=20, p95=44, maximum=48)
-    description = Description(facts=make_facts(), lengths=lengths, own=OwnFound(**{**defaults, **fields}))
+    description = Description(facts=facts or make_facts(), lengths=lengths, own=OwnFound(**{**defaults, **fields}))
     start = dataclasses.replace(begun(options), hardware=make_hardware())
     return UserTrainer(options, script=SCRIPT).plan(start, Looked(found=description))
 
@@ -93,6 +93,10 @@ def test_the_codes_own_arguments_are_the_baseline_at_which_what_it_decides_is_he
     assert {c.optim for c in made.search_space.legal} == {"adamw_torch"}
     assert type(made).model_validate_json(made.model_dump_json()) == made
     assert made.record is False
+
+
+def test_samples_longer_than_the_models_positions_are_the_codes_own_affair():
+    assert plan_of_script(facts=make_facts(max_sequence_length=40)).workload.sequence_length == 48
 
 
 @pytest.mark.parametrize(
