@@ -6,15 +6,22 @@ creates something, hands out a handle). Which symbols, of which versions and und
 from their binaries, so that any build of torch is served.
 
     python -m autotune.stand_in.build FOLDER
+    python -m autotune.stand_in.build --wheel FOLDER
+
+The second makes a wheel of them, for machines of the same versions without a compiler (glibc 2.28 or later).
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.metadata
 import importlib.util
+import os
+import platform
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,6 +30,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from autotune.errors import InfrastructureError, MachineError
+from autotune.version import __version__
 
 SOURCES = Path(__file__).parent / "sources"
 
@@ -35,22 +43,22 @@ _UNDEFINED = re.compile(r"^\s*U (\w+)(?:@+(\S+))?$", re.MULTILINE)
 _DEFINED = re.compile(r"^[0-9a-f]+ T (\w+)", re.MULTILINE)
 _NOT_INITIALISED = 15  # of CUPTI: profilers go on without it
 _NOT_SUPPORTED = 9  # of cuSOLVER
-_TOOLS = {"g++": "g++", "gcc": "gcc", "nm": "binutils", "readelf": "binutils"}  # program: its package
+_PIP = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target")
+_PACKAGE = "autotune_stand_in"  # of libraries that were built elsewhere
 
 
 def libraries(store: Path) -> Path:
-    """Return the folder of the libraries for the installed torch, below `store`; build them if they aren't there.
+    """Return the folder of the libraries for the installed torch: a wheel's, or below `store`, built there once.
 
     Raises:
         MachineError: torch isn't a build for CUDA, or a compiler is missing.
         InfrastructureError: The build failed.
     """
-    site, cuda, version = _torch()
-    digest = hashlib.sha256(f"{site} {version} {cuda}".encode())
-    for source in sorted(SOURCES.rglob("*")):
-        digest.update(source.read_bytes() if source.is_file() else b"")
-    digest.update(Path(__file__).read_bytes())
-    folder = store / digest.hexdigest()[:16]
+    digest, packaged = _digest(), importlib.util.find_spec(_PACKAGE)
+    for place in (packaged and packaged.submodule_search_locations) or ():
+        if (Path(place) / digest).exists():
+            return Path(place) / digest
+    folder = store / digest
     with (store / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
@@ -63,11 +71,14 @@ def libraries(store: Path) -> Path:
 
 
 def build(folder: Path) -> None:
-    """Build the libraries into `folder`; an older library there, which may be loaded somewhere, is left alone."""
+    """Build the libraries into `folder` by $CXX and $CC; an older one there, which may be loaded, is left alone."""
     site, cuda, _ = _torch()
-    for program, package in _TOOLS.items():
+    for program, package in {_cxx()[0]: "g++", _cc()[0]: "gcc", "nm": "binutils", "readelf": "binutils"}.items():
         if shutil.which(program) is None:
-            raise MachineError(f"{program}: not found; the stand-in for a GPU is compiled here once: install {package}")
+            raise MachineError(
+                f"{program}: not found; the stand-in for a GPU is compiled here once: install {package}, or a wheel "
+                "made elsewhere (docs/own-training.md)"
+            )
     major = cuda.partition(".")[0]
     with tempfile.TemporaryDirectory() as scratch:
         work, driver, runtime = Path(scratch), folder / "libcuda.so.1", folder / f"libcudart.so.{major}"
@@ -97,6 +108,33 @@ def build(folder: Path) -> None:
             _stubs(soname, name, wanted, versions, work, driver)
 
 
+def make_wheel(folder: Path) -> None:
+    """Put the libraries into a wheel in `folder`: Zig, fetched for it, compiles them for the glibc that torch needs."""
+    target, version = f"{platform.machine()}-linux-gnu.2.28", f"{__version__}+torch{_torch()[2].replace('+', '.')}"
+    with tempfile.TemporaryDirectory() as scratch:
+        tools, tree = Path(scratch) / "tools", Path(scratch) / "tree"
+        _run(*_PIP, tools, "ziglang>=0.13", "wheel>=0.45")
+        zig = tools / "ziglang" / "zig"
+        os.environ |= {"CXX": f"{zig} c++ -target {target}", "CC": f"{zig} cc -target {target}"}
+        os.environ |= {"ZIG_GLOBAL_CACHE_DIR": f"{tools}/cache", "PYTHONPATH": str(tools)}
+        (made := tree / _PACKAGE / _digest()).mkdir(parents=True)
+        build(made)
+        (about := tree / f"{_PACKAGE}-{version}.dist-info").mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {_PACKAGE}\nVersion: {version}\n")
+        tag = f"py3-none-manylinux_2_28_{platform.machine()}"
+        (about / "WHEEL").write_text(f"Wheel-Version: 1.0\nGenerator: autotune\nRoot-Is-Purelib: false\nTag: {tag}\n")
+        folder.mkdir(parents=True, exist_ok=True)
+        _run(sys.executable, "-m", "wheel", "pack", tree, "--dest-dir", folder)
+
+
+def _digest() -> str:
+    _, cuda, version = _torch()
+    digest = hashlib.sha256(f"{version} {cuda} {importlib.metadata.version('bitsandbytes')}".encode())
+    for source in (*sorted(SOURCES.rglob("*")), Path(__file__)):
+        digest.update(source.read_bytes() if source.is_file() else b"")
+    return digest.hexdigest()[:16]
+
+
 def _torch() -> tuple[Path, str, str]:
     """Return the folder that torch is installed in, and its versions of CUDA and of its own."""
     found = importlib.util.find_spec("torch")  # which isn't imported: it would look for a GPU
@@ -120,8 +158,7 @@ def _headers(site: Path, cuda: str, work: Path) -> list[str]:
     package, folder = of_major
     if not (site / "nvidia" / folder / "include" / "cuda_runtime_api.h").exists():
         site = work / "headers"
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site)]
-        _run(*pip, f"{package}=={cuda}.*")
+        _run(*_PIP, site, f"{package}=={cuda}.*")
     # Of the compiler's headers the one that is included defines nothing for the host, and Triton has it.
     triton = importlib.util.find_spec("triton")
     assert triton is not None
@@ -162,20 +199,20 @@ def _stubs(soname: str, name: str, versions: dict[str, str], defines: list[str],
     written = SOURCES / "libraries" / f"{name}.cpp"
     if written.exists():
         compiled = work / f"{name}.o"
-        _run("g++", "-std=c++17", "-O2", "-Wall", "-fPIC", *defines, "-c", written, "-o", compiled)
+        _run(*_cxx(), "-std=c++17", "-O2", "-Wall", "-fPIC", *defines, "-c", written, "-o", compiled)
         parts.append(compiled)
         defined = set(_DEFINED.findall(_output("nm", compiled)))
     stubs = work / f"{name}.c"
     functions = [_stub(symbol, name) for symbol in sorted(set(versions) - defined)]
     stubs.write_text("static char token[4096];\nstatic _Atomic unsigned long made;\n" + "".join(functions))
-    options = ["-w", "-O1", "-shared", "-fPIC", f"-Wl,-soname,{soname}"]
+    options = ["-w", "-O2", "-shared", "-fPIC", f"-Wl,-soname,{soname}"]
     if any(versions.values()):
         script = work / f"{name}.map"
         tag = next(version for version in versions.values() if version)
         script.write_text(f"{tag} {{ global: *; }};\n")
         options.append(f"-Wl,--version-script,{script}")
     linked: list[str | Path] = [driver, "-Wl,-rpath,$ORIGIN", "-lstdc++"] if parts else []
-    _run("gcc", *options, stubs, *parts, "-o", driver.parent / soname, *linked)
+    _run(*_cc(), *options, stubs, *parts, "-o", driver.parent / soname, *linked)
 
 
 def _stub(symbol: str, name: str) -> str:
@@ -191,7 +228,15 @@ def _stub(symbol: str, name: str) -> str:
 
 def _compiled(flags: list[str], parts: str, library: Path, *linked: str) -> None:
     sources = [SOURCES / f"{part}.cpp" for part in parts.split()]
-    _run("g++", *flags, *sources, "-o", library, f"-Wl,-soname,{library.name}", *linked)
+    _run(*_cxx(), *flags, *sources, "-o", library, f"-Wl,-soname,{library.name}", *linked)
+
+
+def _cxx() -> list[str]:
+    return shlex.split(os.environ.get("CXX") or "g++")
+
+
+def _cc() -> list[str]:
+    return shlex.split(os.environ.get("CC") or "gcc")
 
 
 def _output(*command: str | Path) -> str:
@@ -206,4 +251,4 @@ def _run(*command: str | Path) -> None:
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1]))
+    make_wheel(Path(sys.argv[2])) if sys.argv[1] == "--wheel" else build(Path(sys.argv[1]))
