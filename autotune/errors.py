@@ -1,17 +1,4 @@
-"""The errors a user can meet, and the exit code of each.
-
-::
-
-    AutotuneError
-    ├── InputError            2   bad input: what, where, what to do
-    │   ├── UnknownModelError     the model's name leads nowhere
-    │   ├── SearchSpaceError      a search-space file is malformed
-    │   ├── RunDirectoryError     a run directory can't be written, is in use or holds another search
-    │   └── RecordError           the lasting record can't be read or written
-    ├── MachineError          3   this machine lacks something that was asked for
-    ├── InfrastructureError   4   the trial processes themselves could not be run, or the device failed
-    ├── NothingFitsError      5   no configuration fits the memory budget
-    └── NothingPassedError    6   configurations trained, but failed when they were measured again or checked
+"""The errors a user can meet, and the exit code of each class.
 
 Anything else that reaches the command line is a bug of ours (exit code 1); Ctrl-C is 130.
 """

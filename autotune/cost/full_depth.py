@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.profile import Line, Storages, Vector, Work
+from autotune.cost.profile import PRODUCTS, Line, Storages, Vector, Work
 from autotune.cost.tape import Tape
 from autotune.cost.time import as_line, attends
 
@@ -47,7 +47,7 @@ class Pass(NamedTuple):
 
     def needed_flops(self) -> Vector:
         """Return the work of all contractions but those that run again."""
-        found: Vector = self.lines("flops")[self.low.products & ~self.low.recomputed].sum(axis=0)
+        found: Vector = self.lines("flops")[np.isin(self.low.kinds, PRODUCTS) & ~self.low.recomputed].sum(axis=0)
         return found
 
 

@@ -26,7 +26,7 @@ from autotune.cost.profile import REFERENCE, Profile, Storages, Vector, total_by
 from autotune.cost.reserve import Held, held_bytes
 from autotune.cost.sharding import NCCL_BYTES, WAYS, Share, Spread, buckets_of, share_of
 from autotune.values.config import Parallelism, Precision, TrainConfig
-from autotune.values.estimate import Evaluation, PhaseName
+from autotune.values.estimate import COMPONENTS, Evaluation, PhaseName
 from autotune.values.hardware import Hardware
 from autotune.values.trial import Alive
 
@@ -307,14 +307,7 @@ class Footprint:
 
     def alive(self, peak: Components) -> tuple[Alive, ...]:
         """Return the tensors that are alive at a peak, the largest first; on several devices in proportion."""
-        totals = {
-            "weights": peak.weights,
-            "gradients": peak.gradients,
-            "optimizer states": peak.optimizer_state,
-            "activations": peak.activations,
-            "temporaries": peak.temporaries,
-            "communication": peak.communication,
-        }
+        totals: dict[str, float] = {name: getattr(peak, field) for name, field in COMPONENTS.items()}
         sums: dict[str, float] = defaultdict(float)
         groups: dict[tuple[str, str, str], list[_Tensor]] = defaultdict(list)
         for tensor in self._tensors(peak.phase):

@@ -17,14 +17,14 @@ import numpy as np
 from autotune.cost.corrections import Corrections, Observation, Z, memory_features, time_features, time_spread
 from autotune.cost.family import Family, family_of
 from autotune.cost.lengths import FullLength, in_full_length
-from autotune.cost.memory import Components, Footprint, communicators_bytes, framework_bytes
+from autotune.cost.memory import Footprint, communicators_bytes, framework_bytes
 from autotune.cost.profile import Profile, Vector
 from autotune.cost.sharding import Network, Spread, network_of
 from autotune.cost.time import StepCost, dense_peak
 from autotune.training.arguments import effective_tf32
 from autotune.values.budget import UNEVEN_ROUTING
 from autotune.values.config import KNOBS, TrainConfig
-from autotune.values.estimate import CostEstimate, Evaluation, MemoryBreakdown, Phase, Rates
+from autotune.values.estimate import COMPONENTS, CostEstimate, Evaluation, MemoryBreakdown, Phase, Rates
 from autotune.values.hardware import Hardware
 from autotune.values.trial import Alive, Failure, Interval, TrialResult, TrialStatus
 from autotune.values.workload import Workload
@@ -102,10 +102,8 @@ class CostModel:
     network: Network | None = None  # of a training on several devices; None: all are in this machine
     evaluation: Evaluation | None = None  # how the training is evaluated, if that can be the peak; not in `predict`
     experts: int = 0  # of a layer; with any, uneven routing makes memory unsure
-    # By kind and micro-batches, and peaks by configuration and evaluation; empty in a copy in which anything above is
-    # replaced.
+    # By kind and micro-batches; empty in a copy in which anything above is replaced.
     counts: dict[tuple[object, ...], Counted] = field(default_factory=dict, init=False, repr=False)
-    replayed: dict[tuple[object, ...], tuple[Components, float]] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(
@@ -267,7 +265,7 @@ class CostModel:
 
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:
         footprint, rough = self._footprint(config, profile), roughness(config, profile)
-        parts, unused = self._peak(config, profile, self.evaluation)
+        parts, unused = footprint.peak(self.evaluation)
         if self.evaluation is not None and self.evaluation.kept_samples:
             # Each join of kept logits leaves a block, which the allocator gives back before memory runs out.
             room = self.hardware.memory_bytes - framework_bytes(self.hardware)[0] - parts.allocated
@@ -277,8 +275,7 @@ class CostModel:
         # Outside of the allocator, and not learned: paged states and NCCL's buffers.
         beyond = parts.paged + communicators_bytes(self.hardware, config.parallelism)
         factor, _ = self.corrections.memory("allocated", memory_features(parts, 0.0, compiled=rough))
-        names = ("weights", "gradients", "optimizer_state", "activations", "temporaries", "communication")
-        found: dict[str, Any] = {f"{name}_bytes": round(getattr(parts, name) * factor) for name in names}
+        found: dict[str, Any] = {f"{each}_bytes": round(getattr(parts, each) * factor) for each in COMPONENTS.values()}
         for quantity, rest, more in (("allocated", 0.0, 0.0), ("reserved", unused, 0.0), ("device", unused, beyond)):
             total, features = parts.allocated + rest, memory_features(parts, rest, compiled=rough)
             ratio, deviation = self.corrections.memory(quantity, features)
@@ -301,12 +298,7 @@ class CostModel:
         if profile is None:
             return ()
         footprint = self._footprint(config, profile)
-        return footprint.alive(self._peak(config, profile, self.evaluation)[0])
-
-    def _peak(self, config: TrainConfig, profile: Profile, evaluation: Evaluation | None) -> tuple[Components, float]:
-        if (key := (config, evaluation)) not in self.replayed:
-            self.replayed[key] = self._footprint(config, profile).peak(evaluation)
-        return self.replayed[key]
+        return footprint.alive(footprint.peak(self.evaluation)[0])
 
     def _padded(self, config: TrainConfig) -> FullLength:
         return in_full_length(self.workload, config, np.array([float(config.per_device_train_batch_size)]))
@@ -318,7 +310,6 @@ class CostModel:
             return self
         learned = replace(self, corrections=self.corrections.with_observations(*found))
         learned.counts.update(self.counts)  # which nothing that is observed changes
-        learned.replayed.update(self.replayed)
         return learned
 
     def observation(self, result: TrialResult) -> Observation | None:
@@ -333,7 +324,7 @@ class CostModel:
         beyond = communicators_bytes(self.hardware, config.parallelism)
         if measured is None:
             assert isinstance(failure, Failure)
-            parts, unused = self._peak(config, profile, None)
+            parts, unused = self._footprint(config, profile).peak(None)
             # Without warning a bit more than the budget was needed, or as much as was seen of a process beyond it.
             needed = 1.01 * result.request.limits.memory_bytes
             if failure.memory is not None and failure.memory.is_known:
@@ -348,7 +339,7 @@ class CostModel:
             return Observation(key=key, memory_features=features, memory=seen, time_features={}, log_time=None)
         took, features, ratios = measured.memory, dict[str, float](), dict[str, float]()
         if took.is_known:
-            parts, unused = self._peak(config, profile, None)
+            parts, unused = self._footprint(config, profile).peak(None)
             features = memory_features(parts, unused, compiled=roughness(config, profile))
             reserved = parts.allocated + unused
             ratios["device"] = (took.peak_bytes - (parts.paged + beyond)) / reserved

@@ -112,7 +112,16 @@ class Storages(Value):
 
     @property
     def alive(self) -> Vector:
-        return alive(self.rows, self.forward_end)
+        """(operators, 4, 2): bytes of each of ACTIVATION, TEMPORARY, GRADIENT, FRESH, constant and per sample."""
+        rows = self.rows[self.rows[:, 5] == 0]  # a sum's scratch is no line, see `reserve`
+        made, freed, lines, is_gradient = rows[:, 0].astype(int), rows[:, 1].astype(int), rows[:, 2:4], rows[:, 4] > 0
+        found = np.zeros((max(made.max(initial=0), freed.max(initial=0)) + 1, 4, 2))
+        stays = (made < self.forward_end) & (freed > self.forward_end)
+        kinds = np.where(is_gradient, FRESH, np.where(stays, ACTIVATION, TEMPORARY))
+        np.add.at(found, (made, kinds), lines)
+        np.subtract.at(found, (freed, kinds), lines)
+        np.add.at(found[:, GRADIENT], made[is_gradient], lines[is_gradient])
+        return found.cumsum(axis=0)
 
     def of_one_row(self, samples: float, length: int) -> Self:
         """Return those of so many samples of `length` tokens as one row, with masks of all pairs of its tokens."""
@@ -232,15 +241,3 @@ def layers_of(
 
 def total_bytes(groups: Sequence[ParameterGroup], *, trained: bool = False) -> float:
     return sum(g.count * g.elements * g.element_bytes for g in groups if g.trained or not trained)
-
-
-def alive(rows: Vector, forward_end: int) -> Vector:
-    """Return (operators, 4, 2): bytes of each of ACTIVATION, TEMPORARY, GRADIENT, FRESH, constant and per sample."""
-    rows = rows[rows[:, 5] == 0]  # a sum's scratch is no line, see `reserve`
-    made, freed, lines, is_gradient = rows[:, 0].astype(int), rows[:, 1].astype(int), rows[:, 2:4], rows[:, 4] > 0
-    found = np.zeros((max(made.max(initial=0), freed.max(initial=0)) + 1, 4, 2))
-    kinds = np.where(is_gradient, FRESH, np.where((made < forward_end) & (freed > forward_end), ACTIVATION, TEMPORARY))
-    np.add.at(found, (made, kinds), lines)
-    np.subtract.at(found, (freed, kinds), lines)
-    np.add.at(found[:, GRADIENT], made[is_gradient], lines[is_gradient])
-    return found.cumsum(axis=0)

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from autotune.cost.meta import run_beside_numbers, run_once, tensors_in, written
-from autotune.cost.profile import CONTRACTION, ELEMENTWISE, FUSED_ATTENTION, NORMALISATION, PRODUCTS, VIEW
+from autotune.cost.profile import CONTRACTION, ELEMENTWISE, FUSED_ATTENTION, NORMALISATION, VIEW
 
 _NORMALISATIONS = ("softmax", "layer_norm", "batch_norm", "group_norm", "rms_norm", "nll_loss", "logsumexp")
 
@@ -69,10 +69,6 @@ class Tape:
     origins: tuple[tuple[str, str], ...] = ()  # of each storage: the module, and the operator that made it
     outputs_bytes: float = 0.0  # of a forward pass alone: kept by an evaluation with metrics
     calls: tuple[str, ...] = ()  # of each operator that does any work: how to run it again, see `meta`
-
-    @property
-    def products(self) -> NDArray[np.bool_]:
-        return np.isin(self.kinds, PRODUCTS)
 
     @property
     def matrix_products(self) -> NDArray[np.bool_]:

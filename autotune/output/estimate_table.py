@@ -253,11 +253,15 @@ def phases_line(memory: MemoryBreakdown) -> str:
 
 
 def alive_table(rows: Sequence[Alive]) -> RenderableType:
-    """Return the largest of what is alive at the peak, with the option that would shrink each."""
+    """Return the largest of what is alive at the peak, with the option that would shrink each where it is known."""
+    size, unit, digits = unit_of(sum(row.allocated_bytes for row in rows))
     cells = []
     for row in rows[:MOST_ROWS]:
-        where = ": ".join(filter(None, (row.module, row.operator)))
-        cells.append((f"{row.allocated_bytes / GIB:.2f}", row.kind, where, str(row.tensors or ""), row.knob or ""))
+        where, tensors = ": ".join(filter(None, (row.module, row.operator))), str(row.tensors or "")
+        cells.append([f"{row.allocated_bytes / size:,.{digits}f}", row.kind, where, tensors, row.knob or ""])
     if rest := rows[MOST_ROWS:]:
-        cells.append((f"{sum(row.allocated_bytes for row in rest) / GIB:.2f}", "", f"{len(rest)} more", "", ""))
-    return table_of(("GiB", "at the peak", "module: operator", "of", "shrunk by"), cells, right=("GiB", "of"))
+        left = sum(row.allocated_bytes for row in rest)
+        cells.append([f"{left / size:,.{digits}f}", "", f"{len(rest)} more", "", ""])
+    headings = (unit, "at the peak", "module: operator", "of", "shrunk by")
+    known = [dict(zip(headings, row, strict=True)) for row in cells]
+    return _table_of_known(known, left=("at the peak", "module: operator", "shrunk by"))

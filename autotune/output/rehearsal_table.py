@@ -5,14 +5,12 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotune.output.estimate_table import unit_of
+from autotune.output.estimate_table import alive_table, unit_of
 from autotune.output.terminal import table_of
 from autotune.space.knobs import MICRO_BATCH, shown_changes
 from autotune.units import GIB, show_memory
 from autotune.values.config import Allowance
 from autotune.values.rehearsal import Rehearsal
-
-_MOST_ROWS = 12  # of what the peak is made of; JSON has them all
 
 
 def rehearsal_table(found: Rehearsal) -> RenderableType:
@@ -24,11 +22,6 @@ def rehearsal_table(found: Rehearsal) -> RenderableType:
     figures = ("allocated", "reserved", f"device, {unit}")
     peaks = {**found.parts.phases, "peak": found.peak}
     rows = [(n, *map(shown, (m.allocated_bytes, m.reserved_bytes, m.device_bytes))) for n, m in peaks.items()]
-    largest = [
-        (shown(row.allocated_bytes), row.kind, row.module, str(row.tensors)) for row in found.parts.alive[:_MOST_ROWS]
-    ]
-    if rest := found.parts.alive[_MOST_ROWS:]:
-        largest.append((shown(sum(row.allocated_bytes for row in rest)), "", f"{len(rest)} more", ""))
     device = f"{f'{found.devices} x ' * (found.devices > 1)}{found.gpu} of {show_memory(found.memory_bytes)}"
     lines = [f"{'fits' if found.chance_to_fit >= 0.5 else 'does not fit'} {device} (chance {_chance(found)})"]
     lines += [f"with that much memory: {found.short}"] if found.short else []
@@ -44,7 +37,7 @@ def rehearsal_table(found: Rehearsal) -> RenderableType:
     return Group(
         Text(f"{found.workload.model.name}, on a stand-in for {device}", style="bold"),
         table_of(("", *figures), rows, right=figures),
-        table_of((unit, "allocated at the peak", "module", "of"), largest, right=(unit, "of")),
+        *([alive_table(found.parts.alive)] if found.parts.alive else []),
         *(Text(line) for line in (*lines, *(f"note: {note}" for note in found.notes))),
     )
 

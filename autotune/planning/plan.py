@@ -119,9 +119,10 @@ def least_states(plan: SearchPlan, config: TrainConfig) -> float:
 
 def micro_steps(plan: SearchPlan, config: TrainConfig) -> int:
     """Return how many micro-steps a trial of the search runs in a step; their times tell that of the others."""
-    full = plan.workload.accumulation_steps(config)
-    most = FEW_MICRO_STEPS + (not config.parallelism.is_single)
-    return full if plan.workload.runs_whole_steps(config) else min(full, most)
+    # With these the time of one says nothing about the others.
+    runs_all = config.is_balanced or plan.workload.generates or plan.workload.own_step is not None
+    full, most = plan.workload.accumulation_steps(config), FEW_MICRO_STEPS + (not config.parallelism.is_single)
+    return full if runs_all else min(full, most)
 
 
 def request_of(

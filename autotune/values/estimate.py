@@ -60,6 +60,12 @@ class Phase(Value):
     allocated_bytes: int
 
 
+# Of the allocated peak: their names in words, and as fields.
+COMPONENTS = {name: name.replace(" states", "_state") for name in (
+    "weights", "gradients", "optimizer states", "activations", "temporaries", "communication",
+)}  # fmt: skip
+
+
 class MemoryBreakdown(Value):
     """Predicted memory of one device when most is allocated; the components sum to the allocated peak."""
 
@@ -82,14 +88,7 @@ class MemoryBreakdown(Value):
     @property
     def components(self) -> dict[str, int]:
         """The bytes of each component of the allocated peak, by its name in words."""
-        return {
-            "weights": self.weights_bytes,
-            "gradients": self.gradients_bytes,
-            "optimizer states": self.optimizer_state_bytes,
-            "activations": self.activations_bytes,
-            "temporaries": self.temporaries_bytes,
-            "communication": self.communication_bytes,
-        }
+        return {name: getattr(self, f"{field}_bytes") for name, field in COMPONENTS.items()}
 
 
 class Cost(Value):

@@ -285,10 +285,6 @@ class Workload(Value):
         code, recipe = self.own_code, self.recipe
         return (code is not None and code.generates) or (recipe is not None and recipe.kind.generates)
 
-    def runs_whole_steps(self, config: TrainConfig) -> bool:
-        """Return whether trials run all micro-batches of a step, as the time of one says nothing about the others."""
-        return config.is_balanced or self.generates or self.own_step is not None
-
     def warm_up_micro_steps(self, config: TrainConfig) -> int:
         """Return the micro-batches that a trial of whole steps runs in those before the measured ones.
 
