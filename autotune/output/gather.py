@@ -2,6 +2,7 @@
 
 import datetime
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -100,6 +101,9 @@ def _breakdowns(
         wanted.setdefault(result.best.config, "winner")
     found = []
     for config, name in wanted.items():
+        if result is not None and result.soaked is not None and config == result.best.config:
+            fixed = {**plan.workload.fixed_arguments, **result.soaked.arguments}  # it evaluates in these batches
+            model = replace(model, workload=plan.workload.model_copy(update={"fixed_arguments": fixed}))
         if (estimate := model.estimate(config)) is not None:
             seen, alive = finals.measurement(config), model.alive(config)
             measured = seen.memory.peak_bytes if seen is not None and seen.memory.is_known else None

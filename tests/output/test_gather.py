@@ -6,13 +6,19 @@ import shutil
 import pytest
 from factories import OUT_OF_MEMORY, make_config, make_result
 from finished_searches import BASE, BEST, make_search
+from profiles import line, make_profile, make_storages
 
+from autotune.cost.family import family_of
+from autotune.cost.profile import ForwardPass
 from autotune.errors import InputError, RunDirectoryError
+from autotune.estimates.forecast import Traces
 from autotune.output.gather import command, gather
 from autotune.planning.options import SearchOptions
 from autotune.storage.run_directory import RunDirectory, read_plan
+from autotune.training.arguments import arguments_of
 from autotune.tuning_result import load
 from autotune.value import write_value
+from autotune.values.budget import Soaked
 from autotune.values.result import TrialRow
 from autotune.values.trial import Purpose, TrialStatus
 
@@ -43,6 +49,25 @@ def test_a_finished_search(run):
         fcntl.flock(lock, fcntl.LOCK_EX)
         running = gather(run)
     assert (running.is_running, running.unfinished) == (True, 1)
+
+
+def test_the_winners_memory_is_predicted_with_the_batches_in_which_it_evaluates(run):
+    forward = ForwardPass(storages=make_storages((0, 1, 0, 1 << 20)), outputs_bytes=line(0, 0))
+    families = {family_of(config, read_plan(run).hardware) for config in (BASE, BEST)}
+    (run / "trace").mkdir()
+    write_value(
+        Traces(profiles=tuple(make_profile(family, evaluation=forward) for family in families)),
+        run / "trace" / "answer.json",
+    )
+    plan, soaked = read_plan(run), Soaked(eval_batch_size=64, checkpoint_bytes=None)
+    checked = {"soaked": soaked, "arguments": arguments_of(BEST, plan.workload, plan.hardware, soaked)}
+    load(run / "best-config.json").model_copy(update=checked).save(run / "best-config.json")
+    baseline, winner = gather(run).breakdowns
+    taken = {
+        found.name: next(p.allocated_bytes for p in found.predicted.phases if p.name == "evaluation")
+        for found in (baseline, winner)
+    }
+    assert taken["winner"] > 4 * taken["baseline"]
 
 
 def test_a_search_before_its_first_answer(run):
