@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainingArguments
 
     from autotune.exports.targets import Exported
-    from autotune.training.dataset import Collator, Repeated
+    from autotune.training.dataset import Collator
 
 
 class TuningResult(ResultData):
@@ -129,7 +129,7 @@ class TuningResult(ResultData):
         mixed = self.best.config.mixed_precision != "no" and self.workload.recipe is None
         return model if adapter is None else put_on(model, adapter, mixed=mixed)
 
-    def training_data(self, samples: int, *, directory: str | Path | None = None) -> tuple[Repeated, Collator]:
+    def training_data(self, samples: int, *, directory: str | Path | None = None) -> tuple[Any, Collator]:
         """Return a dataset of `samples` samples such as the trials trained on, and what makes batches of them.
 
         Args:

@@ -21,12 +21,13 @@ from autotune.planning.plan import SearchPlan, least_states, too_large
 from autotune.space.knobs import MICRO_BATCH, allowance_of, changes, differing, in_words, make_point, shown_changes
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
-from autotune.value import Value, read_value, write_value
+from autotune.value import Value, read_value, write_text
 from autotune.values.budget import Effort
 from autotune.values.config import Allowance, Scalar, TrainConfig
 from autotune.values.estimate import Rates
 
 ENTRY = "autotune.estimates.fitting:run_fitting"
+ANSWER_FILE = "answer.txt"
 
 
 class FitRequest(Value):
@@ -38,14 +39,8 @@ class FitRequest(Value):
     configs: tuple[TrainConfig, ...]
 
 
-class FitAnswer(Value):
-    """The configuration that comes nearest, and the changes that make it fit, in words."""
-
-    text: str
-
-
 def run_fitting(directory: Path) -> None:
-    """Answer the request in `directory`, in this process, which comes to load torch."""
+    """Write the nearest configuration and changes that make it fit, in words, in a process that comes to load torch."""
     request = read_value(FitRequest, directory / "request.json")
     plan, hardware = request.plan, request.plan.hardware
     observations = read_observations(hardware, plan.workload.model.model_type)
@@ -54,8 +49,7 @@ def run_fitting(directory: Path) -> None:
     profiles = Profiles(plan.workload, plan.facts.parameters, known=model.profiles)
     forecast = Forecast(plan, device, dataclasses.replace(model, profiles=profiles))
     configs = [config for config in request.configs if model.profile(config) is not None]
-    text = str(nothing_fits(forecast, configs, plan.allowance, whole=False))
-    write_value(FitAnswer(text=text), directory / "answer.json")
+    write_text(str(nothing_fits(forecast, configs, plan.allowance, whole=False)), directory / ANSWER_FILE)
 
 
 def nothing_fits(

@@ -8,7 +8,6 @@ through `preprocess_logits_for_metrics` and `compute_metrics` as always.
 """
 
 import contextlib
-import gc
 import shutil
 import statistics
 import time
@@ -19,6 +18,7 @@ from unittest.mock import patch
 
 import torch
 from accelerate.utils import recursively_apply
+from accelerate.utils.memory import clear_device_cache
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
@@ -181,7 +181,7 @@ def evaluated(sizes: tuple[int, ...], trainer: Any, reading: Reading, guard: Mem
     attempts: list[tuple[int, int | None, int | None]] = [(size, own, None) for size in sizes]
     attempts[:0] = [(size, step, reading.kept) for size in sizes if reading.kept for step in steps]
     failure: str | None = None
-    while attempts:
+    while True:
         size, accumulation, kept = attempts.pop(0)
         args.per_device_eval_batch_size, args.eval_accumulation_steps = size, accumulation
         found: dict[str, Any] = {"eval_batch_size": size}
@@ -205,11 +205,8 @@ def evaluated(sizes: tuple[int, ...], trainer: Any, reading: Reading, guard: Mem
         else:
             return found if kept else {**found, "metrics_failed": failure}
         # Out here the exception, whose frames hold the failed batch, is gone.
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        clear_device_cache(garbage_collection=True)
         guard.begin_anew(trained)
-    raise AssertionError("the last attempt returns or raises")
 
 
 @contextlib.contextmanager

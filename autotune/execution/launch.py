@@ -7,7 +7,6 @@ as a :class:`Failure` into its outcome file. A fork is only safe while its paren
 child is tried first; if it can't use the device, each trial is a fresh interpreter.
 """
 
-import argparse
 import contextlib
 import gc
 import importlib
@@ -64,7 +63,7 @@ class Launcher:
         mark = {jobs.MARK_VARIABLE: self._mark}
         with os.fdopen(open_own(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             self._process = subprocess.Popen(
-                launch_command("--device", devices[0], "--jobs", str(other_end.fileno()), python=python),
+                launch_command("jobs", devices[0], str(other_end.fileno()), python=python),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -109,23 +108,18 @@ class Launcher:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m autotune.execution.launch")
-    parser.add_argument("--device", default="cpu", help="one torch device of the trials, as the parent counts")
-    work = parser.add_mutually_exclusive_group(required=True)
-    work.add_argument("--jobs", type=int, metavar="FD", help="connection that jobs come from and replies go to")
-    work.add_argument("--one", type=Path, metavar="DIRECTORY", help="run one job here and exit")
-    parser.add_argument("--entry", default=DEFAULT_ENTRY, metavar="MODULE:FUNCTION")
-    arguments = parser.parse_args()
+    """Run one job, by its entry in its directory, or those that come over a connection, on a device."""
+    work, given, place = sys.argv[1:]
 
     def run_here(entry: str, directory: Path) -> None:
         pkgutil.resolve_name(entry)(directory)
 
     def run_afresh(entry: str, directory: Path) -> None:
-        os.execv(sys.executable, launch_command("--entry", entry, "--one", str(directory)))
+        os.execv(sys.executable, launch_command("one", entry, str(directory)))
 
-    if arguments.one is not None:
+    if work == "one":
         jobs.tell_where_it_stands()
-        run_here(arguments.entry, arguments.one)
+        run_here(given, Path(place))
         if environment.own_rank().is_launched:
             sys.stdout.flush()
             os._exit(0)  # libraries say goodbye to the other ranks, and may wait for them
@@ -134,10 +128,10 @@ def main() -> None:
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     jobs.die_with_parent(os.getppid())
     jobs.become_subreaper()
-    os.set_inheritable(arguments.jobs, False)
-    parent = Connection(arguments.jobs)
+    os.set_inheritable(int(place), False)
+    parent = Connection(int(place))
     try:
-        forkable = _preload(environment.trial_device(arguments.device))
+        forkable = _preload(environment.trial_device(given))
     except Exception as error:
         traceback.print_exc()
         sys.exit(import_failure(error))  # the last line of the log, which the parent shows

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from autotune.stand_in.device import is_rehearsal
 from autotune.units import parse_memory, show_memory
 from autotune.value import read_value
-from autotune.values.conditions import worst_of
+from autotune.values.conditions import highest, worst_of
 from autotune.values.statistics import rate_interval
 from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, TrialResult, TrialStatus, worst_memory
 
@@ -209,10 +209,8 @@ def _merged(ranks: Sequence[Measurement], request: TrialRequest) -> Outcome:
         if len(rank.step_times_s) != len(first.step_times_s):
             cause = f"rank 0 measured {len(first.step_times_s)} steps, rank {number} {len(rank.step_times_s)}"
             return Failure(status=TrialStatus.CRASHED, cause=cause)
-    longest = {
-        name: max((value for rank in ranks if (value := getattr(rank, name)) is not None), default=None)
-        for name in ("startup_s", "first_step_s", "data_wait_share", "alloc_retries")
-    }
+    names = ("startup_s", "first_step_s", "data_wait_share", "alloc_retries")
+    longest = {name: highest(ranks, name) for name in names}
     losses = [rank.loss for rank in ranks if rank.loss is not None]
     return first.model_copy(
         update={

@@ -88,12 +88,8 @@ class PeakRecorder(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
     def _alive(self) -> tuple[Alive, ...]:
         trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
-        there: dict[int, tuple[int, str]] = {}
-        for entry in _up_to_peak(trace):
-            if entry["action"] == "alloc":
-                there[entry["addr"]] = entry["size"], entry.get("user_metadata", "")
-            elif entry["action"] == "free_completed":
-                there.pop(entry["addr"], None)
+        _, end = _replayed(trace)
+        there, _ = _replayed(trace[:end])
         sizes, counts = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         for address, (size, module) in there.items():
             # Freed addresses are used again, so that a block made in a forward pass is no gradient.
@@ -108,15 +104,16 @@ class PeakRecorder(TrainerCallback):  # type: ignore[misc]  # transformers is un
         )
 
 
-def _up_to_peak(trace: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    there: dict[int, int] = {}
+def _replayed(trace: list[dict[str, Any]]) -> tuple[dict[int, tuple[int, str]], int]:
+    """Return size and module of each block at the end, by its address, and how many entries led to the peak."""
+    there: dict[int, tuple[int, str]] = {}
     allocated = most = end = 0
     for index, entry in enumerate(trace):
         if entry["action"] == "alloc":
-            there[entry["addr"]] = entry["size"]
+            there[entry["addr"]] = entry["size"], entry.get("user_metadata", "")
             allocated += entry["size"]
         elif entry["action"] == "free_completed":
-            allocated -= there.pop(entry["addr"], 0)
+            allocated -= there.pop(entry["addr"], (0, ""))[0]
         if allocated > most:
             most, end = allocated, index + 1
-    return trace[:end]
+    return there, end

@@ -40,7 +40,7 @@ from autotune.stand_in.device import is_rehearsal
 from autotune.training.adapters import prepare_model
 from autotune.training.arguments import TrainingPlan, building_device, overrides, parallel_variables, training_plan
 from autotune.training.build import build_model
-from autotune.training.dataset import STEPS_TO_PEAK, Repeated, training_data
+from autotune.training.dataset import STEPS_TO_PEAK, repeated, training_data
 from autotune.training.random_weights import quick_weights
 from autotune.training.recipes import StepCount, recipe_trainer
 from autotune.values.budget import LossTask, ProfileTask, SoakTask
@@ -290,7 +290,7 @@ def data_of(trial: Trial, model_config: Any, samples: int, *, longest_first: int
     dataset, collator = training_data(
         workload, model_config, samples=distinct, directory=directory, longest_first=longest_first, config=config
     )
-    return Repeated(dataset, samples), collator
+    return repeated(dataset, samples), collator
 
 
 def run_user_code(trial: Trial, code: OwnCode) -> Outcome:

@@ -21,7 +21,7 @@ from autotune.cost.model import CostModel, Predictions, below, is_compiled
 from autotune.cost.profile import Profile, Vector
 from autotune.planning.plan import SearchPlan, micro_steps
 from autotune.space.knobs import MICRO_BATCH, changes, make_point, shown_changes
-from autotune.space.space import WORTHWHILE_DATA_WAIT, Dimension, History, Point, SearchSpace, loading_of
+from autotune.space.space import History, Point, SearchSpace, loading_of
 from autotune.training.arguments import loading_bytes
 from autotune.units import show_memory, show_time
 from autotune.values.config import KNOBS, Scalar, TrainConfig, knob_values
@@ -339,40 +339,26 @@ def proposals(space: SearchSpace, history: History) -> Iterator[Point]:
     Around the leader they are its neighbours, one knob away. Without one they depend on why trials failed: lighter
     ones, and if another reason than memory is among them, the baseline with one parameter at its first other value.
     """
-    leader = history.best()
-
-    def may_help(dimension: Dimension) -> bool:
-        """Whether, by the measurements so far, another value may make the leader faster."""
-        if leader is None:
-            return True
-        if dimension.name == "checkpointing":  # it only saves memory
-            return leader.request.config.checkpointing != "none" or bool(history.shortages)
-        share = leader.measurement.data_wait_share if leader.measurement is not None else None
-        return not dimension.name.startswith("dataloader_") or share is None or share >= WORTHWHILE_DATA_WAIT
-
-    if leader is not None:
-        yield from map(space.complete, _neighbours(space, leader.request.config, may_help))
-        return
-    causes = failures(history)
-    if history.shortages or not causes:
+    leader, causes = history.best(), failures(history)
+    if leader is None and (history.shortages or not causes):
         yield from map(space.complete, _lighter(space))
-    if causes:
-        yield from map(space.complete, _neighbours(space, space.baseline, may_help, most=1))
-
-
-def _neighbours(
-    space: SearchSpace, origin: TrainConfig, counts: Callable[[Dimension], bool], most: int | None = None
-) -> Iterator[Point]:
-    """Yield the neighbours of `origin` by the parameters that count, `most` of each; next sizes of micro-batches."""
+    if leader is None and not causes:
+        return
+    origin, most = (space.baseline, 1) if leader is None else (leader.request.config, None)
     point = make_point(origin)
     for dimension in space.dimensions:
-        if space.is_active(dimension, point) and counts(dimension):
-            here = point.get(dimension.name)
-            others: list[Scalar] = [value for value in dimension.choices if value != here]
-            if dimension.name == MICRO_BATCH:
-                sizes, now = sorted(int(size or 1) for size in dimension.choices), int(here or 0)
-                others = [*[s for s in sizes if s > now][:1], *[s for s in sizes if s < now][-1:]]
-            yield from ({**point, dimension.name: value} for value in others[:most])
+        # Checkpointing only saves memory.
+        saves = leader is not None and dimension.name == "checkpointing"
+        if (saves and origin.checkpointing == "none" and not history.shortages) or not space.is_active(
+            dimension, point
+        ):
+            continue
+        here = point.get(dimension.name)
+        others: list[Scalar] = [value for value in dimension.choices if value != here]
+        if dimension.name == MICRO_BATCH:  # the next sizes
+            sizes, now = sorted(int(size or 1) for size in dimension.choices), int(here or 0)
+            others = [*[s for s in sizes if s > now][:1], *[s for s in sizes if s < now][-1:]]
+        yield from (space.complete({**point, dimension.name: value}) for value in others[:most])
 
 
 def _lighter(space: SearchSpace) -> Iterator[Point]:

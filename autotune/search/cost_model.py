@@ -21,7 +21,7 @@ from autotune.cost.rates import OperatorRequest, rates_by_table
 from autotune.cost.time import parameter_key, worth_measuring
 from autotune.errors import NothingFitsError
 from autotune.estimates import fitting
-from autotune.estimates.fitting import FitAnswer, FitRequest
+from autotune.estimates.fitting import FitRequest
 from autotune.estimates.forecast import TRACING, TraceRequest, Traces, traces_left, traces_of
 from autotune.execution.noise import HostWatch
 from autotune.execution.runner import LocalRunner
@@ -108,10 +108,8 @@ def _what_would_fit(plan: SearchPlan, model: CostModel, runner: LocalRunner) -> 
             lightest.setdefault((configs[row].optim, configs[row].per_device_train_batch_size), configs[row])
     wanted = tuple(dict.fromkeys((plan.baseline, *lightest.values())))
     request = FitRequest(plan=plan, rates=model.rates, profiles=tuple(model.profiles.values()), configs=wanted)
-    with contextlib.suppress(OSError, ValidationError):
-        # 10 s of processor time are enough.
-        path = runner.ask("fitting", fitting.ENTRY, request, timeout_s=300.0) / "answer.json"
-        return read_value(FitAnswer, path).text
+    with contextlib.suppress(OSError):  # 10 s of processor time are enough
+        return (runner.ask("fitting", fitting.ENTRY, request, timeout_s=300.0) / fitting.ANSWER_FILE).read_text()
     return None
 
 

@@ -49,7 +49,7 @@ def training_data(
     directory: Path | None,  # where `texts.prepare` put the lengths; None for synthetic data
     longest_first: int | None = None,
     config: TrainConfig | None = None,
-) -> "tuple[Repeated, Collator]":
+) -> "tuple[Any, Collator]":
     """Return `samples` samples that fit the library config of a model, and the collator that makes batches of them.
 
     The `longest_first` longest texts of a file come first, before all in the order of `config` and the seed; None keeps
@@ -58,39 +58,30 @@ def training_data(
     from transformers import DataCollatorWithFlattening, default_data_collator
 
     if workload.task is Task.IMAGE_TEXT_TO_TEXT:
-        return Repeated(_images_in_texts(workload, model_config), samples), joined_batch
+        return repeated(_images_in_texts(workload, model_config), samples), joined_batch
     if not workload.task.takes_text:
-        return Repeated(_images_or_sound(workload, model_config), samples), default_data_collator
+        return repeated(_images_or_sound(workload, model_config), samples), default_data_collator
     pad = next(iter(special_ids(model_config, "pad_token_id")), 0)
     padded = partial(padded_batch, pad_id=pad, multiple=(config and config.pad_to_multiple_of) or 1)
     if workload.dataset is None:
         shares_tokens = config is not None and config.parallelism.sequence_parallel > 1
         # A tokenizer gives a mask, by which compiled models choose their attention, even where nothing is padded.
         collator = positioned_batch if shares_tokens else padded
-        return Repeated(_texts(workload, model_config, None), samples), collator
+        return repeated(_texts(workload, model_config, None), samples), collator
     assert directory is not None
     lengths = text_lengths(directory)
     config = config or TrainConfig(per_device_train_batch_size=1)
     if longest_first is not None:
         lengths = lengths[row_order(lengths[:, 0], workload, config, longest_first=longest_first, rows=samples)]
     collator = DataCollatorWithFlattening() if config.packing else padded
-    return Repeated(_texts(workload, model_config, lengths), samples), collator
+    return repeated(_texts(workload, model_config, lengths), samples), collator
 
 
-@dataclass(frozen=True)
-class Repeated:
-    """As many samples as are wanted; after the last one the first follows again."""
+def repeated(source: Any, samples: int) -> Any:
+    """Return a dataset of as many samples as are wanted; after the last one the first follows again."""
+    from torch.utils.data import ConcatDataset, Subset
 
-    source: "Repeated | RandomSamples"
-    samples: int
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> Sample:
-        if not 0 <= index < self.samples:
-            raise IndexError(index)
-        return self.source[index % len(self.source)]
+    return Subset(ConcatDataset([source] * -(-samples // len(source))), range(samples))
 
 
 @dataclass(frozen=True)

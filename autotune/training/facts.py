@@ -92,7 +92,6 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
         packs=task is Task.CAUSAL_LM and model_type in PACKED,
         max_sequence_length=_positions(model, config) if task.takes_text else None,
         max_target_length=getattr(config, "max_target_positions", None) if task is Task.SPEECH_SEQ2SEQ else None,
-        vocab_size=getattr(config, "vocab_size", None) if task.takes_text else None,
         linear_modules=_linear_modules(model),
         biases=sum(p.numel() for name, p in model.base_model.named_parameters() if name.endswith("bias")),
         expert_parameters=tuple(dict.fromkeys(".".join(name.split(".")[-2:]) for name in of_experts)),

@@ -97,17 +97,8 @@ def quantize(model: PreTrainedModel, arguments: dict[str, Any], device: str) -> 
         else:
             layer.weight = Params4bit(value, requires_grad=False, **vars(old)).to(device)
         layer.weight._is_hf_initialized = True
-    made: dict[int, Any] = {}  # the rest without values; modules that share a weight go on sharing it
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.is_meta:
-                if id(parameter) not in made:
-                    empty = torch.empty_like(parameter, device=device)
-                    made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
-                setattr(module, name, made[id(parameter)])
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_meta:
-                module._buffers[name] = torch.empty_like(buffer, device=device)
+    left = {name for name, value in model.state_dict(keep_vars=True).items() if getattr(value, "is_meta", False)}
+    model._move_missing_keys_from_meta_to_device(left, {"": torch.device(device)}, None, quantizer)
     model.tie_weights()
     with torch.no_grad():
         model.initialize_weights()  # leaves alone what is marked as initialized

@@ -113,7 +113,6 @@ class ModelFacts(Value):
     packs: bool = False  # whether attention stays within the samples of a packed row
     max_sequence_length: int | None = None  # positions of the model; None: unlimited
     max_target_length: int | None = None  # positions of the decoder; None: `max_sequence_length`
-    vocab_size: int | None = None
     linear_modules: tuple[str, ...] = ()  # last names of the linear layers, for adapters
     biases: int | None = None  # number of biases below the head; None: not counted
     expert_parameters: tuple[str, ...] = ()  # last names of the fused weights of experts

@@ -19,7 +19,6 @@ from autotune.values.budget import (
     UNEVEN_ROUTING,
     CheckTask,
     Effort,
-    LossCurve,
     LossTask,
     LossVerdict,
     ProfileTask,
@@ -97,7 +96,8 @@ class Proof:
         if reference is None or config == reference:
             return None
         (_, task, _), *_ = runs = self._loss_runs(config)
-        curves = [curve for _, _, run in runs if run is not None and (curve := _curve_of(run)) is not None]
+        measured = [run.measurement for _, _, run in runs if run is not None and run.measurement is not None]
+        curves = [seen.curve for seen in measured if seen.curve is not None]
         if len(curves) < len(runs):
             return None
         base, again, own = curves
@@ -193,7 +193,7 @@ class Proof:
             whole = show_time(self._losses_s())
             return f"that takes {whole} of {show_time(self._plan.budget.max_time_s)} (--check-loss insists)"
         for config, _, run in self._loss_runs(winner):
-            if run is not None and _curve_of(run) is None:
+            if run is not None and (run.measurement is None or run.measurement.curve is None):
                 whose = "its own trial" if config == winner else f"trial {run.request.number} of the baseline"
                 return f"{whose} {run.status}"
         return None
@@ -238,10 +238,6 @@ def largest_default(plan: SearchPlan, history: History) -> TrialResult | None:
     size = "per_device_train_batch_size"
     same = [r for r in history.ranking() if {c.knob for c in changes(r.request.config, plan)} == {size}]
     return max(same, key=lambda r: r.request.config.per_device_train_batch_size, default=None)
-
-
-def _curve_of(result: TrialResult) -> LossCurve | None:
-    return result.measurement.curve if result.measurement is not None else None
 
 
 def ending(result: TrialResult) -> str:

@@ -22,7 +22,7 @@ from autotune.errors import InputError, NothingFitsError
 from autotune.estimates import fitting
 from autotune.estimates import forecast as module
 from autotune.estimates.estimate import report, shortfall
-from autotune.estimates.fitting import FitAnswer, FitRequest, run_fitting, would_fit
+from autotune.estimates.fitting import ANSWER_FILE, FitRequest, run_fitting, would_fit
 from autotune.estimates.forecast import Forecast, Profiles, TraceRequest, Traces, run_trace, traces_left, traces_of
 from autotune.estimates.report import Device, miss
 from autotune.estimates.request import EstimateOptions
@@ -145,7 +145,7 @@ def test_a_search_is_answered_by_the_change_that_fits_though_it_may_not_make_it(
     asked = FitRequest(plan=plan, rates=rates_of(plan.hardware), profiles=(traced,), configs=configs)
     write_value(asked, tmp_path / "request.json")
     run_fitting(tmp_path)
-    text = read_value(FitAnswer, tmp_path / "answer.json").text
+    text = (tmp_path / ANSWER_FILE).read_text()
     assert re.match(r"nothing fits: .* comes nearest and takes .* with --fix .*\(--allow ", text)
 
 

@@ -320,8 +320,8 @@ PROPOSALS = {
     "checkpointing where memory is the bound": (
         CHECKPOINTING, [(make_config(), 10.0), (make_config(16), OUT_OF_MEMORY)], [light()]
     ),
-    "no workers where a step doesn't wait for data": (
-        WORKERS, [(make_config(), make_measurement(data_wait_share=0.005))], []
+    "workers where no step waits for data, which the history refuses": (
+        WORKERS, [(make_config(), make_measurement(data_wait_share=0.005))], [make_config(dataloader_num_workers=2)]
     ),
     "workers where a step waits for data": (
         WORKERS, [(make_config(), make_measurement(data_wait_share=0.3))], [make_config(dataloader_num_workers=2)]

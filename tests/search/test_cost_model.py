@@ -22,7 +22,7 @@ from profiles import make_family, make_group, make_model, make_profile, make_sto
 from autotune.cost.rates import OperatorRequest
 from autotune.cost.time import CLIPPING, parameter_key
 from autotune.errors import NothingFitsError
-from autotune.estimates.fitting import FitAnswer, FitRequest
+from autotune.estimates.fitting import ANSWER_FILE, FitRequest
 from autotune.estimates.forecast import TRACING, TraceRequest, Traces
 from autotune.execution.noise import HostWatch
 from autotune.search import cost_model as module
@@ -61,8 +61,7 @@ class Asker:
         self, directory: Path, answer: Traces | str | None, timings: Timings | None = None, fitting: str | None = None
     ) -> None:
         self._directory = directory
-        text = None if fitting is None else FitAnswer(text=fitting)
-        self._answers = {TraceRequest: answer, OperatorRequest: timings, FitRequest: text}
+        self._answers = {TraceRequest: answer, OperatorRequest: timings, FitRequest: fitting}
         self.asked: list[tuple[str, str, TraceRequest, float]] = []
         self.measured: list[OperatorRequest] = []
 
@@ -76,7 +75,7 @@ class Asker:
         elif isinstance(request, TraceRequest):
             self.asked.append((name, entry, request, timeout_s))
         if isinstance(answer, str):
-            (directory / "answer.json").write_text(answer)
+            (directory / (ANSWER_FILE if isinstance(request, FitRequest) else "answer.json")).write_text(answer)
         elif answer is not None:
             write_value(answer, directory / "answer.json")
         for profile in answer.profiles if isinstance(answer, Traces) else ():

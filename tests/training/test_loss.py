@@ -28,7 +28,7 @@ from optimizer_steps import (
 )
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer
 
-from autotune.training.dataset import Repeated
+from autotune.training.dataset import repeated
 from autotune.training.facts import facts_of
 from autotune.training.loss import chunk_loss, normalize_loss
 from autotune.values.model import Task
@@ -152,7 +152,7 @@ def curve(name, directory, *, micro_batch=SAMPLES, attention="sdpa", optim="adam
     trainer = Trainer(
         model=model,
         args=arguments_for(directory, micro_batch, SAMPLES // micro_batch, optim=optim, **logged, **arguments),
-        train_dataset=Repeated(samples_for(name), STEPS * SAMPLES),
+        train_dataset=repeated(samples_for(name), STEPS * SAMPLES),
         data_collator=collator_for(name),
     )
     trainer.train()

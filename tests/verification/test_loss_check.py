@@ -12,7 +12,7 @@ from transformers import T5Config, T5ForConditionalGeneration, Trainer
 
 from autotune.execution.checking import Reading, arguments_of, around_training, findings
 from autotune.space.knobs import changes
-from autotune.training.dataset import Repeated, training_data
+from autotune.training.dataset import repeated, training_data
 from autotune.training.loss import normalize_loss
 from autotune.values.budget import LossCurve, LossTask
 from autotune.values.config import Parallelism, Precision
@@ -120,7 +120,7 @@ def trained(directory, *, micro_batch=4, task=TASK, dropout=0.1, normalized=True
         remove_unused_columns=False,
         **{**arguments_of(task), **arguments},
     )
-    rows = Repeated(samples, STEPS * GLOBAL_BATCH)
+    rows = repeated(samples, STEPS * GLOBAL_BATCH)
     trainer = Trainer(model=model, args=args, train_dataset=rows, data_collator=collator)
     with around_training(task, trainer, Reading()):
         trainer.train()
