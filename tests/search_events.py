@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from factories import make_config, make_result
+from factories import make_config, make_request, make_result
 
 from autotune.units import GIB
 from autotune.values.config import Allowance
@@ -16,13 +16,15 @@ MICRO_BATCH = Change(knob="per_device_train_batch_size", before="8", after="16",
 LEADER = Leader(changes=(BF16,), samples_per_second=34.2, speedup=1.62)
 
 
-def make_started(number: int = 7, **fields: Any) -> TrialStarted:
-    defaults = {
-        "purpose": Purpose.SEARCH, "config": make_config(16, precision="bf16"), "changes": (BF16, MICRO_BATCH),
-        "time_left_s": 720.0, "trials_left": 17, "leader": LEADER,
-        "prediction": Prediction(samples_per_second=40.0, peak_bytes=5 * GIB),
-    }  # fmt: skip
-    return TrialStarted(number=number, **{**defaults, **fields})
+PREDICTED = Prediction(samples_per_second=40.0, peak_bytes=5 * GIB)
+
+
+def make_started(
+    number: int = 7, prediction: Prediction | None = PREDICTED, purpose: Purpose = Purpose.SEARCH, **fields: Any
+) -> TrialStarted:
+    request = make_request(make_config(16, precision="bf16"), number=number, purpose=purpose, prediction=prediction)
+    defaults = {"changes": (BF16, MICRO_BATCH), "time_left_s": 720.0, "trials_left": 17, "leader": LEADER}
+    return TrialStarted(request=request, **{**defaults, **fields})
 
 
 def make_ended(number: int = 7, **fields: Any) -> TrialEnded:

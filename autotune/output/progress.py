@@ -71,15 +71,16 @@ class Progress:
                 if self._live is None:
                     self._line(f"{event.phase} ...")
             case TrialStarted():
-                self._enter(Phase.of(event.purpose))
-                self._latest = self._running[event.number] = (event, self._clock())
+                request = event.request
+                self._enter(Phase.of(request.purpose))
+                self._latest = self._running[request.number] = (event, self._clock())
                 self._leader = event.leader
-                expected, prediction = "nothing is predicted of it", event.prediction
+                expected, prediction = "nothing is predicted of it", request.prediction
                 if prediction is not None:
                     rate, peak = show_rate(prediction.samples_per_second), show_memory(prediction.peak_bytes)
                     expected = f"predicted {rate} samples/s, peak {peak}"
                 if self._verbose:
-                    about = f"trial {event.number} begins ({event.purpose}): {shown_changes(event.changes)}"
+                    about = f"trial {request.number} begins ({request.purpose}): {shown_changes(event.changes)}"
                     self._line(f"{about}: {expected}; {what_is_left(event, event.time_left_s)}")
             case TrialEnded():
                 self._running.pop(event.result.request.number, None)
@@ -141,7 +142,7 @@ class Progress:
 def what_is_left(event: TrialStarted, time_left_s: float) -> str:
     """Return the remaining time and, before finals and checks, trials: 'at most 5 min and 7 trials left'."""
     left = f"at most {show_time(time_left_s)}"
-    if event.purpose.closes:
+    if event.request.purpose.closes:
         return f"{left} left"
     return f"{left} and {event.trials_left} trial{'s' if event.trials_left != 1 else ''} left"
 

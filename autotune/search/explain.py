@@ -137,9 +137,8 @@ class Explainer:
         if best.measurement is not None:
             rate = best.measurement.samples_per_second
             leader = Leader(changes=best.changes, samples_per_second=rate, speedup=speedup)
-        about = request.model_dump(include={"number", "purpose"})
-        about |= {"time_left_s": max(0.0, left_s), "trials_left": trials_left}
-        self._observer(TrialStarted(**about, config=config, changes=changed, leader=leader))
+        about = {"changes": changed, "time_left_s": max(0.0, left_s), "trials_left": trials_left, "leader": leader}
+        self._observer(TrialStarted(request=request, **about))
         trial = runner.run(request)
         self._own.append(trial)
         self._observer(TrialEnded(result=trial, changes=changed, leader=leader))

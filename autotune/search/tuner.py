@@ -363,13 +363,10 @@ class Tuner:
             request = request.model_copy(update={"limits": request.limits.model_copy(update=limits)})
         self._observer(
             TrialStarted(
-                number=request.number,
-                purpose=purpose,
-                config=config,
+                request=request,
                 changes=changes(config, self._plan),
                 time_left_s=max(0.0, self._pace.left_s()),
                 trials_left=self._pace.trials_left(),
-                prediction=request.prediction,
                 leader=leader_of(self._finals),
             )
         )

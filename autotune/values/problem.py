@@ -17,7 +17,7 @@ from autotune.value import Value
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
-from autotune.values.trial import Measurement, Prediction, Purpose, TrialResult
+from autotune.values.trial import Measurement, Purpose, TrialRequest, TrialResult
 from autotune.values.workload import Workload
 
 
@@ -143,13 +143,10 @@ class Leader(Value):
 class TrialStarted(Value):
     """A trial is about to run."""
 
-    number: int
-    purpose: Purpose
-    config: TrainConfig
+    request: TrialRequest
     changes: tuple[Change, ...]
     time_left_s: float
     trials_left: int
-    prediction: Prediction | None = None
     leader: Leader | None = None
 
 

@@ -345,7 +345,7 @@ def test_the_answer_is_on_disk_after_every_trial(search):
     seen = []
 
     def look(event: Event) -> None:
-        if isinstance(event, TrialStarted) and event.number > 0:
+        if isinstance(event, TrialStarted) and event.request.number > 0:
             seen.append(len([t for t in read_result(run.directory / ANSWER_FILE).trials if t.number is not None]))
 
     run.events = type("Listener", (), {"append": staticmethod(look)})()
@@ -467,7 +467,7 @@ def test_a_listener_hears_of_each_trial_before_and_after_it(search):
     heard = [e for e in run.events if isinstance(e, TrialStarted | TrialEnded)]
     assert [type(e) for e in heard] == [TrialStarted, TrialEnded] * len(run.finished)
     started, ended = heard[::2], heard[1::2]
-    assert [e.number for e in started] == [e.result.request.number for e in ended]
+    assert [e.request for e in started] == [e.result.request for e in ended]
     assert [e.trials_left for e in started[:5]] == [4, 4, 3, 2, 1]
     rates = [e.leader.samples_per_second for e in ended if e.result.request.purpose is not Purpose.FINAL]
     assert rates == sorted(rates)
