@@ -105,7 +105,7 @@ def test_texts_end_with_the_first_end_token_of_the_vocabulary(end, last):
 
 def test_long_texts_are_few():
     data, _ = synthetic(Task.CAUSAL_LM, sequence_length=1 << 20, samples=20)
-    assert data.source.rows["input_ids"].shape == (16, 1 << 20)
+    assert data.dataset.datasets[0].rows["input_ids"].shape == (16, 1 << 20)
     assert torch.equal(data[3]["input_ids"], data[19]["input_ids"])
 
 

@@ -229,7 +229,7 @@ def test_a_directory_is_a_model_whatever_its_name(tmp_path, name):
     folder = write_model(tmp_path / name, TINY["llama"])
     spec = resolve(f"{folder}/")  # the slash is no part of its name
     assert (spec.name, spec.source, spec.path) == (name, "directory", str(folder))
-    assert describe(spec, default_task(spec)).vocab_size == 96
+    assert describe(spec, default_task(spec)).layers == TINY["llama"]["num_hidden_layers"]
 
 
 def test_a_directory_named_like_a_catalogue_model_is_reached_by_its_path(tmp_path, monkeypatch):
