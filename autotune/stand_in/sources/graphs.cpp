@@ -3,6 +3,7 @@
 // take, and replays nothing else.
 #include <atomic>
 #include <cstddef>
+#include <vector>
 
 #include "clock.h"
 #include "stream.h"
@@ -11,8 +12,15 @@
 
 enum { SUCCESS = 0, INVALID = 1 };
 static char token[64];  // any node, library or kernel
+// What a program wants to have destroyed with the last graph that keeps it.
+struct UserObject {
+  void* value;
+  void (*destroy)(void*);
+  std::atomic<unsigned> references;
+};
 struct Graph {
   double ns;
+  std::vector<UserObject*> kept;
 };
 
 unsigned long long next_stream_id() {
@@ -65,6 +73,7 @@ API cudaGraphConditionalHandleCreate(unsigned long long* handle, void*, unsigned
 }
 API cudaGraphInstantiate(void** executable, Graph* graph, unsigned long long) {
   *executable = new Graph{*graph};
+  for (auto object : graph->kept) ++object->references;
   return SUCCESS;
 }
 API cudaGraphInstantiateWithFlags(void** executable, Graph* graph, unsigned long long flags) {
@@ -74,10 +83,32 @@ API cudaGraphLaunch(Graph* executable, void* s) {
   fake::work(s, executable->ns);
   return SUCCESS;
 }
+API cudaUserObjectCreate(UserObject** object, void* value, void (*destroy)(void*), unsigned references, unsigned) {
+  *object = new UserObject{value, destroy, {references}};
+  return SUCCESS;
+}
+API cudaUserObjectRelease(UserObject* object, unsigned count) {
+  if ((object->references -= count) != 0) return SUCCESS;
+  object->destroy(object->value);
+  delete object;
+  return SUCCESS;
+}
+API cudaGraphRetainUserObject(Graph* graph, UserObject* object, unsigned count, unsigned flags) {
+  if (flags != 1) object->references += count;  // 1: the graph takes over references of the caller's
+  if ((void*)graph == token) return SUCCESS;    // one that is being captured: it is kept for ever
+  graph->kept.insert(graph->kept.end(), count, object);
+  return SUCCESS;
+}
 API cudaGraphDestroy(Graph* graph) {
+  for (auto object : graph->kept) cudaUserObjectRelease(object, 1);
   delete graph;
   return SUCCESS;
 }
+API cudaDeviceGetGraphMemAttribute(int, int, unsigned long long* bytes) {
+  *bytes = 0;
+  return SUCCESS;
+}
+API cudaDeviceSetGraphMemAttribute() { return SUCCESS; }
 API cudaGraphExecDestroy(Graph* executable) { return cudaGraphDestroy(executable); }
 API cudaGraphDebugDotPrint(void*, const char*, unsigned) { return SUCCESS; }
 API cudaGraphGetNodes(void*, void*, size_t* count) {
