@@ -10,7 +10,7 @@
 
 #define API extern "C" __attribute__((visibility("default"))) int
 
-enum { SUCCESS = 0, INVALID = 1 };
+enum { SUCCESS = 0, INVALID = 1, SYMBOL_NOT_FOUND = 500 };
 static char token[64];  // any node, library or kernel
 // What a program wants to have destroyed with the last graph that keeps it.
 struct UserObject {
@@ -126,6 +126,14 @@ API cudaGraphNodeGetDependencies(void*, void*, size_t* count) {
 
 API cudaLibraryLoadData(void** library) {
   *library = token;
+  return SUCCESS;
+}
+API cudaLibraryLoadFromFile(void** library) { return cudaLibraryLoadData(library); }
+API cudaLibraryGetGlobal() { return SYMBOL_NOT_FOUND; }
+API cudaLibraryGetManaged() { return SYMBOL_NOT_FOUND; }
+API cudaLibraryGetUnifiedFunction() { return SYMBOL_NOT_FOUND; }
+API cudaLibraryGetKernelCount(unsigned* count) {
+  *count = 0;
   return SUCCESS;
 }
 API cudaLibraryUnload(void*) { return SUCCESS; }

@@ -162,6 +162,7 @@ API cudaHostAlloc(void** p, size_t n, unsigned) {
   CONTEXT;
   return said(host_alloc(p, n));
 }
+API cudaMallocHost(void** p, size_t n) { return cudaHostAlloc(p, n, 0); }
 API cudaHostGetDevicePointer(void** p, void* host, unsigned) {
   *p = host;
   return cudaSuccess;
