@@ -10,7 +10,7 @@ output and its gradient that lie otherwise, a gradient of the query in fp32, row
 and gradients of grouped keys and values for all heads before they are summed. Efficient (`attention_backward.cu`,
 `mem_eff_attention/kernel_backward.h`): the gradient of a mask for all heads, where it has one; in fp32 the product of
 output and its gradient; and a workspace, see `_workspace`. Math (`attention.cpp`): scores of all heads, 16 bits
-computed in 32. Not covered: cuDNN's workspaces.
+computed in 32. The efficient kernel takes grouped keys from torch 2.14 on. Not covered: cuDNN's workspaces.
 """
 
 import contextlib
@@ -28,6 +28,7 @@ from autotune.cost.profile import CONTRACTION, FUSED_ATTENTION
 from autotune.cost.tape import Recorder
 
 _HALF = (torch.float16, torch.bfloat16)
+_EFFICIENT_TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 
 
 class AttentionCall(NamedTuple):
@@ -62,7 +63,7 @@ def chosen(call: AttentionCall, generation: Generation) -> Literal["flash", "eff
     alignment = 8 if half else 1 if generation == "turing" else 4
     is_efficient = (
         not (query.dtype is torch.bfloat16 and generation == "turing")
-        and query.shape[1] == key.shape[1] == value.shape[1]
+        and (query.shape[1] == key.shape[1] == value.shape[1] or (call.enable_gqa and _EFFICIENT_TAKES_GROUPS))
         and width == key.shape[-1]
         and width % alignment == value.shape[-1] % alignment == 0
         and all(t.stride(-1) == 1 for t in call[:3])
@@ -182,14 +183,14 @@ class Kernel(NamedTuple):
             rows, columns = _up(length, 128), _up(width, 32 if width <= 128 else 64)
             sizes = (batch, heads, rows), (batch, rows, heads, columns)
             scratch += [query.new_empty(size, dtype=torch.float32) for size in sizes]
-            if key.shape[1] != heads:
-                scratch += [key.new_empty((batch, key.shape[2], heads, width)) for _ in range(2)]
         elif is_efficient:
             if query.dtype in _HALF:
                 scratch.append(query.new_empty((batch, heads, length), dtype=torch.float32))
             else:
                 scratch.append((grad_out * out.transpose(1, 2)).sum(-1).transpose(-2, -1).contiguous())
             scratch.append(query.new_empty((_workspace(query, key, self.generation),), dtype=torch.float32))
+        if key.shape[1] != heads:
+            scratch += [key.new_empty((batch, key.shape[2], heads, width)) for _ in range(2)]
         self._note("attention_backward", 5, query, key, value, out, grad_out, found[0], is_causal=is_causal)
         del scratch
         return found

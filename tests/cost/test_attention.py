@@ -54,7 +54,6 @@ def during_backward(tape: Tape) -> float:
         ((8, 0), {"attn_mask": mask()}, "efficient"),
         ((8, 0), {"attn_mask": mask(torch.float32).mT}, "math"),  # keys apart, as T5's bias in transformers 5.17
         ((8, 0), {"key_heads": 1}, "flash"),
-        ((8, 0), {"key_heads": 1, "dtype": torch.float32}, "math"),
         ((8, 0), {"width": 256}, "flash"),
         ((8, 6), {"width": 224}, "efficient"),
         ((8, 6), {"width": 256}, "flash"),
@@ -67,6 +66,16 @@ def during_backward(tape: Tape) -> float:
 )
 def test_the_kernel_that_torch_takes(capability, what, kernel):
     assert chosen(asked(**what), generation_of(capability)) == kernel
+
+
+@pytest.mark.parametrize(("takes_groups", "kernel"), [(False, "math"), (True, "efficient")])
+def test_grouped_keys_in_fp32_are_for_the_efficient_kernel_from_torch_2_14_on(monkeypatch, takes_groups, kernel):
+    monkeypatch.setattr("autotune.cost.attention._EFFICIENT_TAKES_GROUPS", takes_groups)
+    call = asked(torch.float32, key_heads=1)
+    assert chosen(call, "ampere") == kernel
+    if takes_groups:  # gradients of keys and values for all heads, before they are summed
+        more = during_backward(tape_of(call)) - during_backward(tape_of(asked(torch.float32)))
+        assert more == pytest.approx(2 * 4 * BATCH * WIDTH * LENGTH, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +134,8 @@ def test_a_trained_mask_gets_a_gradient_for_every_sample_and_rows_of_no_multiple
     assert kept(508) - kept(512) > 0.9 * 2 * BATCH * 508 * 512
 
 
-def test_math_attention_of_16_bits_keeps_scores_of_32_and_adds_its_mask_in_place():
+def test_math_attention_of_16_bits_keeps_scores_of_32_and_adds_its_mask_in_place(monkeypatch):
+    monkeypatch.setattr("autotune.cost.attention._EFFICIENT_TAKES_GROUPS", False)
     calls = asked(attn_mask=mask(), key_heads=1), asked(torch.float32, key_heads=1, is_causal=True)
     assert [chosen(call, "ampere") for call in calls] == ["math", "math"]
     half, causal = map(tape_of, calls)
