@@ -27,7 +27,7 @@ from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError, InfrastructureError, InputError
 from autotune.planning.options import SearchOptions, options_of
 from autotune.planning.plan import SearchPlan, request_of
-from autotune.planning.user_code import UserTrainer
+from autotune.planning.user_code import UserTrainer, too_long
 from autotune.search.cost_model import cost_model
 from autotune.search.run import backend_of
 from autotune.space.knobs import MICRO_BATCH, changes
@@ -181,7 +181,11 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
             return Rehearsal(**common, **unseen, chance_to_fit=0.0, refused=ample.outcome.cause)
         soaked = seen.soaked
         left_out = (soaked.not_evaluated, soaked.not_saved) if soaked is not None else ()
-        common |= {"peak": seen.memory, "parts": seen.parts, "notes": [line for line in left_out if line]}
+        common |= {
+            "peak": seen.memory,
+            "parts": seen.parts,
+            "notes": too_long(plan.workload, plan.facts) + [line for line in left_out if line],
+        }
         chance = _chance(seen.memory, gpu)
         if chance >= 0.5:
             return Rehearsal(**common, chance_to_fit=chance)

@@ -30,6 +30,7 @@ from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
 from autotune.training.build import describe, frozen_paths
 from autotune.training.facts import facts_of
+from autotune.training.inputs import fixed_frames
 from autotune.training.loss import base_model
 from autotune.training.random_weights import quantized_layers
 from autotune.training.recipes import checked_data, row_lengths
@@ -89,7 +90,8 @@ def _described_code(code: OwnCode, directory: Path, data: Path) -> Description:
             what += f"; it runs in the environment of autotune, {sys.prefix}: install it there, or autotune where it is"
         if isinstance(error, EOFError):
             what += "; it runs with an empty standard input, so that it can't ask: give the answer as an option"
-        if "Unknown cusolver error number" in what:  # of the stand-in for a GPU alone
+        if "Unknown cusolver error number" in what or "not supported by the stand-in" in what:
+            what = what.partition(" This error may appear")[0]  # torch's guess at cuDNN's reason
             raise MachineError(f"{code.file}: its memory can't be told without a GPU: {what} {output}") from error
         raise InputError(f"{code.file} failed before it trained: {what} {output}") from error
 
@@ -164,7 +166,8 @@ class Training:
         found = OwnFound(
             spec=self._spec(),
             task=self.task,
-            sequence_length=max(1, width, 0 if tokens is None else int(tokens.max())),
+            sequence_length=(self.task.takes_audio and fixed_frames(base.config.model_type, base.config.to_dict()))
+            or max(1, width, 0 if tokens is None else int(tokens.max())),
             target_length=self._width("labels") if self.task.has_targets else None,
             arguments={**searched, **checkpoints},
             checkpoints=bool(checkpoints),

@@ -215,6 +215,8 @@ def flags(result: ResultData) -> tuple[tuple[str, ...], tuple[str, ...]]:
     assert code is not None
     mapping = training_plan(result.best.config, result.workload, result.hardware)
     left_out = {"use_cpu", "dataloader_pin_memory"}  # the device decides these
+    if result.hardware.is_cpu and result.best.config.mixed_precision == "bf16":
+        left_out.remove("use_cpu")  # without it transformers refuses bf16 where there is no GPU
     older = {"gradient_checkpointing", "gradient_checkpointing_kwargs"}
     if _switches_off(result):
         left_out |= older | {"activation_checkpointing", "activation_checkpointing_kwargs"}

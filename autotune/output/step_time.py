@@ -27,7 +27,9 @@ def step_lines(result: ResultData) -> list[str]:
     largest = sorted(step.shares.items(), key=lambda part: -part[1])
     lines = [f"a step's time goes to: {parts_line(step.shares)} ({_source(step)})"]
     config, host = result.best.config, step.shares.get("host", 0.0)
-    able = [(part, s) for part, s in largest if part in _ADVICE and s >= _ADVICE[part][0] and _ADVICE[part][2](config)]
+    advised = [(part, s) for part, s in largest if part in _ADVICE and s >= _ADVICE[part][0]]
+    # The winner left behind what the baseline has.
+    able = [(part, s) for part, s in advised if all(map(_ADVICE[part][2], (config, result.baseline.config)))]
     if able:
         part, share = able[0]
         words = _ADVICE[part][1]

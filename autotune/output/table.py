@@ -180,7 +180,7 @@ def _verdict(result: ResultData) -> str:
         return f"{cause}. Try again when it is quiet"
     if result.verdict in ("no_clear_winner", "undecided"):
         return _why_kept(result)
-    unconfirmed = "couldn't tell: the search ended before the fastest could be measured again beside your baseline"
+    unconfirmed = "couldn't tell: your baseline and the fastest were not both measured again to the end"
     if result.kept_because:
         return f"{unconfirmed}; the baseline is kept: {result.kept_because}"
     return f"{unconfirmed}; the fastest so far: {changed}"

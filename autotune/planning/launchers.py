@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from autotune.errors import InputError, one_line
+from autotune.errors import InputError, MachineError, one_line
 from autotune.values.workload import OwnCode
 
 # Options of launchers that say more than how many processes there are, with the values that don't.
@@ -66,6 +66,9 @@ def without_launcher(command: Sequence[str]) -> Launched:
         processes: int | Literal["all"] = "all" if number in ("auto", "gpu") else int(number)
         if processes != "all" and processes < 1:
             raise ValueError(f"{number} processes")
+    except ImportError as error:  # torch's CUDA build without NVIDIA's libraries, as for a rehearsal
+        instead = "leave the launcher out: --devices N -- python SCRIPT"
+        raise MachineError(f"{words[0]}: its options can't be read here ({one_line(error)}); {instead}") from None
     except (SystemExit, ValueError, OSError) as error:
         why = said.getvalue().strip().rpartition("error: ")[2] or one_line(error)
         raise InputError(f"{words[0]}: {why}") from None

@@ -25,7 +25,7 @@ from autotune.training.baseline import UserArguments, baseline_config
 from autotune.training.trainer_pickle import maker_of, pickled
 from autotune.value import sha256_of
 from autotune.values.config import OwnValues, Precision, TrainConfig
-from autotune.values.model import ModelSpec, Task
+from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest
 from autotune.values.workload import (
     ACCUMULATION,
@@ -122,7 +122,17 @@ class UserTrainer(Subject):
         workload = workload.model_copy(update={**seen, "own_code": self.code.model_copy(update=known)})
         on = f" on {devices} devices" if devices > 1 else ""
         start.notes.append(f"global batch {batch} samples, that of your own arguments{on}, which are the baseline")
+        start.notes.extend(too_long(workload, about.facts))
         return plan_from(start, workload, about, space, baseline=baseline, record=False)
+
+
+def too_long(workload: Workload, facts: ModelFacts) -> list[str]:
+    """Return a note if samples are longer than the model's positions, which only positions that are computed allow."""
+    longest, length = facts.max_sequence_length, workload.sequence_length
+    if longest is None or length <= longest:
+        return []
+    ends = f"a model that looks its positions up, as GPT-2 does, fails beyond the {longest} that it has"
+    return [f"samples have up to {length} tokens: {ends}"]
 
 
 Knobs = Sequence[str] | Mapping[str, Sequence[Any] | OwnKnob | None]

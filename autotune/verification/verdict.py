@@ -117,11 +117,12 @@ def verdict_of(finals: Finals) -> Decision:
         return Decision(best, "baseline_failed")
     if plan.baseline not in measured or len(measured) < 2:
         if leader == plan.baseline:
-            others = {r.status for r in finals.history.results if r.request.config != plan.baseline}
-            if others - {TrialStatus.TIMED_OUT}:
+            others = [r.status for r in finals.history.results if r.request.config != plan.baseline]
+            if set(others) - {TrialStatus.TIMED_OUT}:
                 share = finals.others_share()
                 return Decision(leader, "no_clear_winner" if share is None else "undecided", others_share=share)
-            return Decision(leader, "unconfirmed", kept_because="every other trial timed out" if others else None)
+            which = "the only other trial" if len(others) == 1 else "every other trial"
+            return Decision(leader, "unconfirmed", kept_because=f"{which} timed out" if others else None)
         doubts = {c: _doubt(finals, c) for c in ranking if c != plan.baseline}
         best = next((c for c, doubt in doubts.items() if doubt is None), plan.baseline)
         return Decision(best, "unconfirmed", kept_because=doubts[leader] if best == plan.baseline else None)

@@ -372,10 +372,17 @@ def test_samples_that_are_compared_with_each_other_are_split_though_the_loader_m
     assert traces(bench, workload, None)[1].profiles
 
 
-def test_linear_algebra_that_the_stand_in_has_not_is_no_fault_of_the_script(bench, tmp_path):
-    text = "raise RuntimeError('cusolver error: Unknown cusolver error number, when calling `cusolverDnXgeqrf(...)`')"
-    with pytest.raises(MachineError, match=r"train.py: its memory can't be told without a GPU: .*cusolverDnXgeqrf"):
-        described(bench, script(tmp_path, text))
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("cusolver error: Unknown cusolver error number, when calling `cusolverDnXgeqrf(...)`", "cusolverDnXgeqrf"),
+        ("cuDNN error: not supported by the stand-in. This error may appear if inputs lie apart.", "the stand-in. \\("),
+    ],
+    ids=["cuSOLVER", "cuDNN"],
+)
+def test_functions_that_the_stand_in_has_not_are_no_fault_of_the_script(bench, tmp_path, error, said):
+    with pytest.raises(MachineError, match=rf"train.py: its memory can't be told without a GPU: .*{said}"):
+        described(bench, script(tmp_path, f"raise RuntimeError({error!r})"))
 
 
 @pytest.mark.slow

@@ -14,8 +14,12 @@ from autotune.verification.finals import Finals
 from autotune.verification.verdict import assemble
 
 
-def of(shares: dict[str, float], *, gpu: bool = True, global_batch: int = 64, **knobs) -> list[str]:
+def of(
+    shares: dict[str, float], *, gpu: bool = True, global_batch: int = 64, baseline: str = BASE.optim, **knobs
+) -> list[str]:
     found = answer([(BASE, 10.0), (BIG, 15.0)])
+    beaten = found.baseline.model_copy(update={"config": BASE.model_copy(update={"optim": baseline})})
+    found = found.model_copy(update={"baseline": beaten})
     step = StepTime(seconds=2.0, shares=shares, is_profiled=True)
     config = found.best.config.model_copy(update=knobs)
     best = found.best.model_copy(update={"step": step, "config": config})
@@ -46,6 +50,12 @@ def test_a_gpu_that_waits_for_the_host_is_told_with_what_would_help():
 )
 def test_a_knob_that_is_turned_already_is_not_advised(shares, knobs):
     assert len(of(shares, **knobs)) == 1
+
+
+def test_advice_that_the_winner_left_behind_is_not_given_again():
+    shares = {"optimizer": 0.4, "matrix products": 0.6}
+    assert len(of(shares, optim="adafactor", baseline="adamw_torch")) == 2
+    assert len(of(shares, optim="adafactor", baseline="adamw_torch_fused")) == 1
 
 
 def test_a_profile_tells_what_the_device_did_and_the_rest_of_the_measured_step_is_the_hosts():

@@ -6,7 +6,7 @@ import pytest
 from factories import make_gpu
 from own_trainings import write
 
-from autotune.errors import InputError
+from autotune.errors import InputError, MachineError
 from autotune.execution.places import numbers_of
 from autotune.planning.launchers import code_of, without_launcher
 from autotune.planning.options import SearchOptions
@@ -138,3 +138,11 @@ def test_settings_of_accelerate_stand_for_arguments_of_the_trainer(settings, arg
     words = ["accelerate", "launch", "--config_file", "a.yaml", "train.py"]
     assert code_of(words).launched == arguments
     assert without_launcher(words).processes == 4
+
+
+@pytest.mark.parametrize("words", ["torchrun --nproc_per_node 2 train.py", "accelerate launch train.py"])
+def test_where_torch_can_not_be_imported_the_script_is_to_be_named_alone(words, monkeypatch):
+    for name in ("torch.distributed.run", "accelerate.commands.launch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MachineError, match=r"its options can't be read here .*: --devices N -- python"):
+        without_launcher(words.split())

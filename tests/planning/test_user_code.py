@@ -96,7 +96,10 @@ def test_the_codes_own_arguments_are_the_baseline_at_which_what_it_decides_is_he
 
 
 def test_samples_longer_than_the_models_positions_are_the_codes_own_affair():
-    assert plan_of_script(facts=make_facts(max_sequence_length=40)).workload.sequence_length == 48
+    made = plan_of_script(facts=make_facts(max_sequence_length=40))
+    assert made.workload.sequence_length == 48
+    assert sum("samples have up to 48 tokens" in note and "beyond the 40" in note for note in made.notes) == 1
+    assert not any("samples have up to" in note for note in plan_of_script().notes)
 
 
 @pytest.mark.parametrize(

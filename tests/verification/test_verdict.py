@@ -212,7 +212,7 @@ def test_beside_the_baseline_a_trial_that_timed_out_tells_nothing(outcome, verdi
     result = answer([(BASE, 10.0), (BIG, outcome)])
     assert (result.verdict, result.best.config) == (verdict, BASE)
     if verdict == "unconfirmed":
-        assert verdict_line(result).endswith("the baseline is kept: every other trial timed out")
+        assert verdict_line(result).endswith("the baseline is kept: the only other trial timed out")
 
 
 def test_each_class_up_to_the_allowed_one_shows_the_fastest_it_admits_and_the_arguments_are_the_winners():
