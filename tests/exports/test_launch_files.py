@@ -214,13 +214,12 @@ def test_flags_say_what_differs_from_the_scripts_own_arguments_and_nothing_else(
 
     answer = user_answer(make_config(16, precision="bf16", optim="adafactor"))
     batch = {"--per_device_train_batch_size 16", "--gradient_accumulation_steps 1"}
-    assert told(answer) == {
-        *batch,
-        "--optim adafactor",
-        "--bf16 True",
-        "--use_cpu True",
-    }  # without which there is no bf16
-    assert told(user_answer(make_config(16, optim="adafactor"))) == {*batch, "--optim adafactor"}
+    assert told(answer) == {*batch, "--optim adafactor", "--bf16 True"}
+    for found, needed in ((answer, {"--use_cpu True"}), (user_answer(make_config(16, optim="adafactor")), set())):
+        code = found.workload.own_code  # transformers refuses bf16 without a GPU unless it is told to use none
+        code = code.model_copy(update={"arguments": {**code.arguments, "use_cpu": False}})
+        silent = found.model_copy(update={"workload": found.workload.model_copy(update={"own_code": code})})
+        assert told(silent) == told(found) | needed
     soaked = answer.model_copy(update={"soaked": Soaked(eval_batch_size=64, checkpoint_bytes=1)})
     assert told(soaked) == {*told(answer), "--per_device_eval_batch_size 64"}
 
