@@ -123,7 +123,11 @@ def verdict_of(finals: Finals) -> Decision:
                 return Decision(leader, "no_clear_winner" if share is None else "undecided", others_share=share)
             which = "the only other trial" if len(others) == 1 else "every other trial"
             return Decision(leader, "unconfirmed", kept_because=f"{which} timed out" if others else None)
-        doubts = {c: _doubt(finals, c) for c in ranking if c != plan.baseline}
+
+        def shown(config: TrainConfig) -> float:  # as it is told: of the finals, where they have run
+            return plan.objective.rate(seen) if (seen := finals.measurement(config)) is not None else 0.0
+
+        doubts = {c: _doubt(finals, c) for c in sorted(ranking, key=shown, reverse=True) if c != plan.baseline}
         best = next((c for c, doubt in doubts.items() if doubt is None), plan.baseline)
         return Decision(best, "unconfirmed", kept_because=doubts[leader] if best == plan.baseline else None)
     best = _simplest_of_the_fastest(finals, measured)

@@ -205,6 +205,12 @@ def test_a_finalist_that_runs_out_of_memory_when_measured_again_is_not_recommend
     assert BF16 not in {c.config for c in (*result.runners_up, *result.best_by_allowance.values())}
 
 
+def test_without_the_baseline_measured_again_the_fastest_of_those_that_were_is_told():
+    finals: Trials = [(BASE, TIMED_OUT), (BF16, 11.0), (BIG, 14.0)]
+    result = answer([(BASE, 10.0), (BF16, 15.0), (BIG, 14.0)], finals)
+    assert (result.verdict, result.best.config) == ("unconfirmed", BIG)
+
+
 @pytest.mark.parametrize(
     ("outcome", "verdict"), [(TIMED_OUT, "unconfirmed"), (OUT_OF_MEMORY, "no_clear_winner")], ids=["time", "memory"]
 )
