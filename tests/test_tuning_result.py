@@ -138,7 +138,7 @@ def test_the_class_of_a_contender_is_that_of_its_deepest_change(classes, deepest
 
 
 def test_printed_it_is_the_table_of_the_command_line_and_in_a_list_a_line(result):
-    assert str(result).startswith("couldn't tell: the search ended before")
+    assert str(result).startswith("couldn't tell: your baseline and the fastest were not both")
     assert "precision bf16" in str(result)
     assert "\n" not in repr(result)
     assert result.verdict in repr(result)
