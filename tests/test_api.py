@@ -239,7 +239,7 @@ def test_a_running_search_is_alone_and_ctrl_c_writes_the_best_so_far_and_exits_w
     assert "holds a search already" in again.stderr
     assert search.returncode == 130, errors
     assert "autotune resume" in errors
-    assert "couldn't tell: the search ended before" in output
+    assert "couldn't tell: your baseline and the fastest were not both" in output
     assert load_result(run / "best-config.json").verdict == "unconfirmed"
 
 
