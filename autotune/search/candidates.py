@@ -346,12 +346,10 @@ def proposals(space: SearchSpace, history: History) -> Iterator[Point]:
         return
     origin, most = (space.baseline, 1) if leader is None else (leader.request.config, None)
     point = make_point(origin)
+    # Checkpointing only saves memory, of which a leader without it has had enough.
+    has_enough = leader is not None and origin.checkpointing == "none" and not history.shortages
     for dimension in space.dimensions:
-        # Checkpointing only saves memory.
-        saves = leader is not None and dimension.name == "checkpointing"
-        if (saves and origin.checkpointing == "none" and not history.shortages) or not space.is_active(
-            dimension, point
-        ):
+        if (has_enough and dimension.name == "checkpointing") or not space.is_active(dimension, point):
             continue
         here = point.get(dimension.name)
         others: list[Scalar] = [value for value in dimension.choices if value != here]
