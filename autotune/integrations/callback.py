@@ -89,7 +89,7 @@ class Production(Value):
         said = [f"{show_rate(tokens)} tokens/s"] if tokens is not None else []
         said += [f"{used:.0%} MFU"] if used is not None else []
         lengths = f" ({', '.join(said)} if samples are as long as the search's)" if said else ""
-        line = f"{show_rate(rate)} samples/s over {self.steps} steps{lengths}, "
+        line = f"{show_rate(rate)} samples/s over {self.steps} step{'s' * (self.steps > 1)}{lengths}, "
         if promise.interval.low <= rate <= promise.interval.high:
             told = "as promised:" if promise.interval.is_narrow else "which can't be told from the promised"
             line += f"{told} {promise}"
