@@ -73,8 +73,8 @@ def libraries(store: Path) -> Path:
 def build(folder: Path) -> None:
     """Build the libraries into `folder` by $CXX and $CC; an older one there, which may be loaded, is left alone."""
     site, cuda, _ = _torch()
-    needed = {_told("CXX", "g++")[0]: "g++", _told("CC", "gcc")[0]: "gcc", "nm": "binutils", "readelf": "binutils"}
-    for program, package in needed.items():
+    cxx, cc = _compiler("CXX", "g++")[0], _compiler("CC", "gcc")[0]
+    for program, package in {cxx: "g++", cc: "gcc", "nm": "binutils", "readelf": "binutils"}.items():
         if shutil.which(program) is None:
             raise MachineError(
                 f"{program}: not found; the stand-in for a GPU is compiled here once: install {package}, or a wheel "
@@ -200,7 +200,7 @@ def _stubs(soname: str, name: str, versions: dict[str, str], defines: list[str],
     written = SOURCES / "libraries" / f"{name}.cpp"
     if written.exists():
         compiled = work / f"{name}.o"
-        _run(*_told("CXX", "g++"), "-std=c++17", "-O2", "-Wall", "-fPIC", *defines, "-c", written, "-o", compiled)
+        _run(*_compiler("CXX", "g++"), "-std=c++17", "-O2", "-Wall", "-fPIC", *defines, "-c", written, "-o", compiled)
         parts.append(compiled)
         defined = set(_DEFINED.findall(_output("nm", compiled)))
     stubs = work / f"{name}.c"
@@ -213,7 +213,7 @@ def _stubs(soname: str, name: str, versions: dict[str, str], defines: list[str],
         script.write_text(f"{tag} {{ global: *; }};\n")
         options.append(f"-Wl,--version-script,{script}")
     linked: list[str | Path] = [driver, "-Wl,-rpath,$ORIGIN", "-lstdc++"] if parts else []
-    _run(*_told("CC", "gcc"), *options, stubs, *parts, "-o", driver.parent / soname, *linked)
+    _run(*_compiler("CC", "gcc"), *options, stubs, *parts, "-o", driver.parent / soname, *linked)
 
 
 def _stub(symbol: str, name: str) -> str:
@@ -229,10 +229,10 @@ def _stub(symbol: str, name: str) -> str:
 
 def _compiled(flags: list[str], parts: str, library: Path, *linked: str) -> None:
     sources = [SOURCES / f"{part}.cpp" for part in parts.split()]
-    _run(*_told("CXX", "g++"), *flags, *sources, "-o", library, f"-Wl,-soname,{library.name}", *linked)
+    _run(*_compiler("CXX", "g++"), *flags, *sources, "-o", library, f"-Wl,-soname,{library.name}", *linked)
 
 
-def _told(variable: str, usual: str) -> list[str]:
+def _compiler(variable: str, usual: str) -> list[str]:
     return shlex.split(os.environ.get(variable) or usual)
 
 
