@@ -25,7 +25,8 @@ from autotune.values.trial import Alive, Memory, PeakParts
 GIB = 1 << 30
 IS_FOR_CUDA = torch.version.cuda is not None
 
-# A module of the user's own, in which the sign of a feature chooses the expert: of the data, or of the model's output.
+# A module of the user's own, in which the sign of a feature chooses the expert: of the data, of the model's output, or
+# of that in evaluation alone.
 SCRIPT = """
 import sys
 import torch
@@ -44,7 +45,8 @@ class Net(nn.Module):
 
     def forward(self, features, labels=None):
         hidden = self.first(features).relu()
-        chosen = (features if routing == "data" else hidden)[:, 0] > 0
+        known = routing == "data" or (routing == "evaluated" and self.training)
+        chosen = (features if known else hidden)[:, 0] > 0
         for expert, rows in zip(self.experts, (chosen.nonzero()[:, 0], (~chosen).nonzero()[:, 0])):
             hidden = hidden.index_add(0, rows, expert(hidden[rows]))
         return {"loss": nn.functional.cross_entropy(self.last(hidden), labels)}
@@ -278,3 +280,17 @@ def test_where_values_of_the_model_decide_that_is_said(tmp_path):
     assert "nonzero of values that only a GPU computes" in done.stderr
     assert "train.py:" in done.stderr
     assert json.loads(done.stdout)["refused"]
+
+
+@pytest.mark.cuda
+def test_where_they_decide_in_evaluation_alone_the_rest_is_told(tmp_path):
+    def rehearsed(*words):
+        done = script(tmp_path, "l4", 64, 8, *words)
+        assert done.returncode == 0, done.stderr
+        return Rehearsal.model_validate_json(done.stdout)
+
+    found, whole = rehearsed("evaluated"), rehearsed("data")
+    del whole.parts.phases["evaluating"]
+    assert found.parts.phases == whole.parts.phases
+    assert found.chance_to_fit > 0.99
+    assert any("evaluating can't be told: nonzero of values that only a GPU" in note for note in found.notes)

@@ -33,6 +33,7 @@ from autotune.execution.user_code import own_values
 from autotune.stand_in import host_values
 from autotune.units import show_memory
 from autotune.values.budget import CheckTask, LossCurve, LossTask, Soaked, SoakTask
+from autotune.values.trial import Memory, PeakParts, worst_memory
 
 _COMPUTED = 2  # batches of an evaluation that the model computes: one is still there when the next comes
 _LONGEST_S = 30.0  # of reading a data set, which must not use up the time of the whole check
@@ -88,19 +89,31 @@ def findings(
         return {"curve": LossCurve(losses=losses, dropout_spread=_dropout_spread(task, trainer))}
     if isinstance(task, SoakTask):
         saver = trainer.pop_callback(CheckpointSaver)
-        found: dict[str, Any] = {"eval_batch_size": None, "not_evaluated": reading.not_evaluated}
-        if reading.longest is not None:
-            with host_values.reading("copies"):  # predictions, for metrics
-                found = evaluated(task.eval_batch_sizes, trainer, reading, guard)
-            if recorder is not None:
-                recorder.phase_ended("evaluating")
         host_values.check()
-        parts = None if recorder is None else recorder.parts()
-        memory = guard.peak()
+        found: dict[str, Any] = {"eval_batch_size": None, "not_evaluated": reading.not_evaluated}
+        memory, parts = _peak(guard, recorder)
+        if reading.longest is not None:
+            try:
+                with host_values.reading("copies"):  # predictions, for metrics
+                    found = evaluated(task.eval_batch_sizes, trainer, reading, guard)
+                host_values.check()
+            except (CheckError, host_values.UnknownValueError):
+                if (reason := host_values.unknown()) is None:
+                    raise
+                found = {"eval_batch_size": None, "not_evaluated": f"evaluating can't be told: {reason}"}
+            else:
+                if recorder is not None:
+                    recorder.phase_ended("evaluating")
+                memory, parts = _peak(guard, recorder)
         peak = memory.peak_bytes if memory.is_known else None
         soaked = Soaked(**found, checkpoint_bytes=saver.bytes, not_saved=saver.not_saved, peak_bytes=peak)
         return {"soaked": soaked, "memory": memory, "parts": parts}
     return {}
+
+
+def _peak(guard: MemoryGuard, recorder: PeakRecorder | None) -> tuple[Memory, PeakParts | None]:
+    parts = None if recorder is None else recorder.parts()
+    return guard.peak() if parts is None else worst_memory(list(parts.phases.values())), parts
 
 
 class CheckpointSaver(TrainerCallback):  # type: ignore[misc]  # transformers is untyped

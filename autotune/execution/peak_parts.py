@@ -82,9 +82,7 @@ class PeakRecorder(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._guard.begin_anew(Memory())
 
     def parts(self) -> PeakParts:
-        """Return what was recorded, and have the guard tell the peak of all phases again."""
-        self._guard.begin_anew(worst_memory(list(self._peaks.values())))
-        return PeakParts(phases=self._peaks, alive=self._alive())
+        return PeakParts(phases=dict(self._peaks), alive=self._alive())
 
     def _alive(self) -> tuple[Alive, ...]:
         trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]

@@ -60,9 +60,14 @@ def reading(what: Literal["copies", "all"]) -> Iterator[None]:
         _readable[0] = before
 
 
+def unknown() -> str | None:
+    """Return why memory can't be told: an UnknownValueError was raised, or a library bypassed the driver."""
+    return next(iter(_raised), None) or bypass()
+
+
 def check() -> None:
-    """Raise UnknownValueError if one was raised before and the program went on, or if a library bypassed the driver."""
-    if reason := next(iter(_raised), None) or bypass():
+    """Raise UnknownValueError where memory is `unknown`, though the program went on."""
+    if reason := unknown():
         raise UnknownValueError(reason)
 
 
