@@ -14,6 +14,7 @@ from autotune.cost.memory import states_bytes
 from autotune.errors import InputError, MachineError
 from autotune.planning.options import SearchOptions
 from autotune.space.file import SpaceFile
+from autotune.space.knobs import in_words, make_point
 from autotune.space.space import History, SearchSpace
 from autotune.units import show_memory
 from autotune.value import sha256_of
@@ -86,7 +87,12 @@ class SearchPlan(Problem):
 
 def with_earlier(plan: SearchPlan, earlier: ResultData) -> SearchPlan:
     """Return the plan of a search that also tries the winner of an earlier answer; InputError: it can't."""
-    reason = earlier.workload.differing(plan.workload) or plan.search_space.refusal(earlier.best.config)
+    best, space = earlier.best.config, plan.search_space
+    reason = earlier.workload.differing(plan.workload) or space.refusal(best)
+    if reason is None and (nearest := space.config(space.choices_of(best))) != best:
+        has = make_point(nearest)
+        others = ", ".join(in_words(name, value) for name, value in make_point(best).items() if has.get(name) != value)
+        reason = f"{others}: no choice of this search; a longer --effort has more, or a --space of your own"
     if reason is not None:
         raise InputError(f"--against: its winner can't be tried: {reason}")
     return plan.model_copy(update={"earlier": earlier})

@@ -168,7 +168,8 @@ def plan_from(start: Start, workload: Workload, found: Description, space: Space
         objective = Objective(run_samples=options.train_steps * (workload.global_batch_size or 1))
     elif options.train_tokens is not None:
         if workload.tokens_per_sample is None:
-            raise InputError(f"--train-tokens: {workload.task} has no tokens; use --train-steps")
+            why = "samples have no known number of tokens" if workload.recipe else f"{workload.task} has no tokens"
+            raise InputError(f"--train-tokens: {why}; use --train-steps")
         objective = Objective(run_samples=options.train_tokens / workload.tokens_per_sample)
     plan = SearchPlan(
         workload=workload,

@@ -20,11 +20,11 @@ from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import Describe, Start, Subject, baseline_of, default_space, description_of, plan_from
 from autotune.planning.workload import check_batch, searched_workload
 from autotune.space.file import Parameter, SpaceFile, facts_for, load_space
-from autotune.space.knobs import MICRO_BATCH, OWN, make_config, make_point, problem
+from autotune.space.knobs import MICRO_BATCH, OWN, PARAMETERS, make_config, make_point, problem
 from autotune.training.baseline import UserArguments, baseline_config
 from autotune.training.trainer_pickle import maker_of, pickled
 from autotune.value import sha256_of
-from autotune.values.config import OwnValues, Precision, TrainConfig
+from autotune.values.config import OwnValues, Precision, Scalar, TrainConfig
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest
 from autotune.values.workload import (
@@ -176,8 +176,9 @@ class UserLoop(Subject):
         for option, reason in _NOT_WITH_STEP.items():
             if getattr(options, option):
                 raise InputError(f"{option} can't be used with a step of your own: {reason}")
-        if options.task and not options.model:
-            raise InputError("task can't be used with a step of your own, unless its model is named too")
+        for option in ("task", "seq_len"):
+            if getattr(options, option) and not options.model:
+                raise InputError(f"{option} can't be used with a step of your own, unless its model is named too")
         if options.fleet.engine != "local":
             raise InputError("engine: a step of your own runs on this machine; leave engine and nodes out")
         name = getattr(step, "__qualname__", type(step).__name__)
@@ -291,14 +292,16 @@ def _checked(knobs: Knobs) -> tuple[dict[str, Choices | None], dict[str, OwnKnob
     given = {name: choices for name, choices in named.items() if not isinstance(choices, OwnKnob)}
     honoured = {_SHARED if name == _SHARED.partition(".")[2] else name: values for name, values in given.items()}
     for name, choices in honoured.items():
-        if name not in (*TrainConfig.model_fields, _SHARED) and not name.startswith("adapter."):
+        if name not in (*TrainConfig.model_fields, *PARAMETERS):
             near = suggestion(str(name), TrainConfig.model_fields) or "; declare one of your own by OwnKnob"
             raise InputError(f"knobs: {name!r} is no field of TrainConfig{near}")
         if name in _NOT_HONOURED:
             raise InputError(f"knobs: {name}: {_NOT_HONOURED[name]}")
-        if choices is not None and (isinstance(choices, str) or not choices):
+        if choices is not None and (not isinstance(choices, list | tuple) or not choices):
             raise InputError(f"knobs: {name}: expected a list of values, not {choices!r}")
         for value in choices or ():
+            if not isinstance(value, Scalar):
+                raise InputError(f"knobs: {name}: {value!r} is no value for it")
             if (found := problem(name, value)) is not None:
                 raise InputError(f"knobs: {name}: {found}")
     return {n: None if choices is None else tuple(dict.fromkeys(choices)) for n, choices in honoured.items()}, own

@@ -75,8 +75,9 @@ class Candidates:
         return self._compiled_s or 10.0 + (1 + 10 / self._plan.hardware.cores) * (self._plan.facts.layers or 20)
 
     def _trial_s(self, history: History) -> Vector:
-        usual_s = max(1.0, statistics.median([r.duration_s for r in history.ranking()] or [1.0]))
-        compiled = [r for r in history.results if is_compiled(r.request.config)]
+        usual_s = max(1.0, statistics.median([r.duration_s for r in history.ranking() if r.duration_s > 0] or [1.0]))
+        ended = [r for r in history.results if r.duration_s > 0]  # others are running
+        compiled = [r for r in ended if is_compiled(r.request.config)]
         compile_s = max((r.duration_s for r in compiled), default=0.0)
         if not any(r.measurement for r in compiled):  # one that was ended would have taken longer
             compile_s = max(compile_s, self._compile_s)
@@ -214,7 +215,7 @@ class Candidates:
         risky = [row for row in rows if not fits[row] and worthwhile[row]]
         late = [row for row in rows if fits[row] and worthwhile[row] and trial_s[row] > left_s]
         others = len(rows) - len(risky) - len(late)
-        parts = ["nothing is left untried that fits"]
+        parts = [] if late or risky else ["nothing is left untried that fits"]
         if others:
             gains = np.where(fits & (trial_s <= left_s), self._trust(history) * gains, 0.0)
             expected = self._gain_of_the_rest(history, gains, is_open)
@@ -222,11 +223,11 @@ class Candidates:
             parts = [f"{others:,} configurations are left untried; {more} expected to gain {expected:.1%} at most"]
         if late:
             took = f"a trial is expected to take {show_time(max(trial_s[late]))}"
-            parts.append(f"{len(late):,} were not tried as {took}: a longer --max-time tries them")
+            parts.append(f"{len(late):,} were left untried as {took}: a longer --max-time tries them")
         if risky:
             first = max(risky, key=lambda row: float(self._rates[row]))
             fastest = shown_changes(changes(self.ranked[first], self._plan))
-            why = "that may be faster were not tried, as they probably don't fit: the fastest"
+            why = "that may be faster were left untried, as they probably don't fit: the fastest"
             parts.append(f"{len(risky):,} {why} ({fastest}) with a chance of {self._fits[first]:.0%}")
         return "; ".join(parts)
 

@@ -117,8 +117,8 @@ class Explainer:
     def _expected_s(self, config: TrainConfig) -> float:
         """Return the seconds of the longest trial so far of `config`, or else of the winner."""
         known = [t for t in (*self._searched, *self._own) if t.request.task is None]
-        own = [t.duration_s for t in known if t.request.config == config]
-        return max(own or [t.duration_s for t in known if t.request.config == self._best.config], default=0.0)
+        own = [t.active_s for t in known if t.request.config == config]
+        return max(own or [t.active_s for t in known if t.request.config == self._best.config], default=0.0)
 
     def _run(self, config: TrainConfig, runner: Runner, left_s: float, trials_left: int) -> TrialResult:
         budget, objective = self._plan.budget, self._plan.objective

@@ -117,14 +117,17 @@ class Pace:
         return sum(self._finals.setup_s(config) + measured_s for config in configs)
 
     def choose_finalists(self) -> None:
-        """Leave as many finalists as there is time for, with the checks; finals that have begun stay as they are."""
+        """Leave as many finalists as there is time for, with the checks; those whose finals have begun stay."""
         finals = self._finals
-        while finals.finalists > 1 and not any(map(finals.trials, finals.contenders())):
-            configs, checks_s = finals.next_trials(), finals.proof.expected_s()
-            needed_s = self._least_s(configs) if len(configs) > 1 else finals.expected_s()
-            if self.left_s() >= needed_s + checks_s:
+        while finals.finalists > 1:
+            contenders, configs = finals.contenders(), finals.next_trials()
+            needed_s = self._least_s(configs) if len(configs) > 1 else finals.left_s()
+            if self.left_s() >= needed_s + finals.proof.expected_s():
                 return
             finals.finalists -= 1
+            if any(map(finals.trials, set(contenders).difference(finals.contenders()))):
+                finals.finalists += 1
+                return
 
     def limits_in_turn(self, configs: Sequence[TrainConfig]) -> dict[str, float]:
         """Return the limits of trials that run in turn: they measure long, unless the checks need the time."""
@@ -231,7 +234,7 @@ class Tuner:
         for result in results:
             if result.request.purpose.explores and result not in void and not result.is_excused:
                 self._sampler.add(self.study, result)
-            else:
+            elif result.request.purpose.explores or not result.is_excused:  # an excused final or check runs again
                 self._state.take_in(result, counts=False)
         self._pace.before_s = wall_s(results)
         with contextlib.suppress(InputError):  # an answer that can't be read is written anew

@@ -215,4 +215,3 @@ def _has_windows(workload: Workload) -> bool:
 
 
 RULES: tuple[Rule, ...] = (_devices, _idle_knobs, _fsdp, _zero, _tensor, _sequence)
-OF_MICRO_BATCHES: tuple[Rule, ...] = (_idle_knobs,)

@@ -383,7 +383,5 @@ RULES: tuple[parallel_rules.Rule, ...] = (
 )  # fmt: skip
 
 # Those whose reasons depend on the size of the micro-batch, by which gradients accumulate or not; and all others.
-OF_MICRO_BATCHES = (
-    _micro_batch, _optimizer, _compile, _sampling, _recipe, _user_code, *parallel_rules.OF_MICRO_BATCHES,
-)  # fmt: skip
+OF_MICRO_BATCHES = (_micro_batch, _optimizer, _compile, _sampling, _recipe, _user_code)
 OF_THE_REST = tuple(rule for rule in RULES if rule not in OF_MICRO_BATCHES)

@@ -222,7 +222,7 @@ class SearchSpace:
 
         Where a rule or a condition joins them with other knobs, none is listed, and `judged` counts all configurations.
         """
-        excused = set(self._illegal(self.baseline))
+        excused = set(self._reasons(self.baseline))
         found = []
         for point in self._grown(self._split[1]):
             config = self.config(point)

@@ -70,8 +70,9 @@ def cold_start_s(measurement: Measurement) -> float:
 
 
 def break_even_steps(measurement: Measurement, reference: Measurement) -> int | None:
-    """Return the number of steps, of as many samples, that make up for a slower start; None: they aren't faster."""
-    won_s = statistics.fmean(reference.step_times_s) - statistics.fmean(measurement.step_times_s)
+    """Return the number of its steps that make up for a slower start; None: its samples aren't faster."""
+    lead = measurement.samples_per_second / reference.samples_per_second
+    won_s = (lead - 1) * statistics.fmean(measurement.step_times_s)
     cost_s = cold_start_s(measurement) - cold_start_s(reference)
     return math.ceil(max(0.0, cost_s) / won_s) if won_s > 0 else None
 

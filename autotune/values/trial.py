@@ -281,8 +281,8 @@ class TrialResult(Value):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the configuration failed; a trial that reached its time limit proves nothing."""
-        return self.status not in (TrialStatus.COMPLETED, TrialStatus.TIMED_OUT)
+        """Whether the configuration failed; a trial that is excused or reached its time limit proves nothing."""
+        return self.status not in (TrialStatus.COMPLETED, TrialStatus.TIMED_OUT) and not self.is_excused
 
     @property
     def overhead_s(self) -> float | None:

@@ -75,6 +75,7 @@ class _Evidence:
     def __init__(self, plan: SearchPlan, result: ResultData, trials: Sequence[TrialResult]) -> None:
         self._plan, self._result = plan, result
         self._trials = [t for t in trials if t.request.task is None]
+        self._finals = Finals(SearchState(plan, self._trials))
 
     def contribution(self, removal: Contribution) -> Contribution:
         config, best = removal.config, self._result.best.config
@@ -87,7 +88,7 @@ class _Evidence:
         for purpose in (Purpose.EXPLAIN, Purpose.FINAL):
             if (reading := self._compare(best, config, purpose)) is not None:
                 if purpose is Purpose.FINAL:  # whose turns are compared in pairs
-                    lead = Finals(SearchState(self._plan, self._trials)).speedup(best, config)
+                    lead = self._finals.speedup(best, config)
                     reading |= lead._asdict() if lead is not None else {}
                 return found("in turn", **reading)
         for trial in self._trials:
@@ -107,7 +108,7 @@ class _Evidence:
     def _measured(self, purpose: Purpose | None) -> dict[TrainConfig, list[tuple[TrialResult, Measurement]]]:
         """Return the completed trials of a purpose by configuration; None: those of the search."""
         found: dict[TrainConfig, list[tuple[TrialResult, Measurement]]] = {}
-        for trial in self._trials:
+        for trial in self._finals.series() if purpose is Purpose.FINAL else self._trials:
             counts = trial.request.purpose is purpose if purpose is not None else trial.request.purpose.explores
             if trial.measurement is not None and counts:
                 found.setdefault(trial.request.config, []).append((trial, trial.measurement))

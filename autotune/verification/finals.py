@@ -121,12 +121,14 @@ class Finals:
     def further(self) -> list[TrainConfig]:
         """Return trials of a further round if the planned ones left the result open and no check has begun."""
         # Open: the fastest finalist may be faster than the baseline, or surely is but with too wide an interval.
-        first = next(iter(self._series()), None)
+        first = next(iter(self.series()), None)
         checks = (r for r in self.state.results if r.request.purpose.closes and r.request.purpose is not Purpose.FINAL)
         if any(first is None or r.request.number > first.request.number for r in checks):
             return []
         planned, contenders = self.plan.budget.final_rounds, self.contenders()
-        begun = max((self._rounds(c) for c in contenders), default=0)
+        # Those who came late ran in turn with the baseline, which so has more.
+        counted = [c for c in contenders if c != self.plan.baseline or not self.ran_in_turn()]
+        begun = max(map(self._rounds, counted), default=0)
         waiting = [c for c in contenders if self._rounds(c) < begun]
         leads = [lead for c in contenders if c != self.plan.baseline and (lead := self.speedup(c, self.plan.baseline))]
         # With a fixed two rounds, noise in one trial could hide a gain or make one up. Stopping by intermediate results
@@ -155,9 +157,9 @@ class Finals:
         return self._takes_turns and fit and alone and self.ran_in_turn()
 
     def trials(self, config: TrainConfig) -> list[TrialResult]:
-        return [r for r in self._series() if r.request.config == config]
+        return [r for r in self.series() if r.request.config == config]
 
-    def _series(self) -> list[TrialResult]:
+    def series(self) -> list[TrialResult]:
         """Return the latest final trials without a trial of the search between them: only these are compared."""
         # A search that was given more time may have another series.
         latest: list[TrialResult] = []
@@ -169,11 +171,11 @@ class Finals:
         return latest[::-1]
 
     def ran_in_turn(self) -> bool:
-        return all(map(_ran_in_turn, self._series()))
+        return all(map(_ran_in_turn, self.series()))
 
     def others_share(self) -> float | None:
         """Return the share of the machine that others took in the finals, without any in all trials; None: a little."""
-        trials = self._series() or self.state.results
+        trials = self.series() or self.state.results
         share = statistics.fmean([_share_of_others(r.measurement) for r in trials if r.measurement] or [0.0])
         return share if share > 0.25 else None
 
@@ -201,6 +203,11 @@ class Finals:
     def trials_of(self, config: TrainConfig) -> list[TrialResult]:
         """Return the trial of the search and the final trials of `config`, completed or not."""
         return [*filter(None, [self.history.known(config)]), *self.trials(config)]
+
+    def left_s(self) -> float:
+        """Return the expected seconds of the planned rounds that have not run, one trial after the other."""
+        missing = {c: max(0, self.plan.budget.final_rounds - self._rounds(c)) for c in self.contenders()}
+        return sum(rounds * self.expected_s([config]) for config, rounds in missing.items())
 
     def expected_s(self, configs: Sequence[TrainConfig] | None = None) -> float:
         """Return the expected seconds of the finals, or of trials of `configs`, in turn if they are several."""

@@ -114,7 +114,8 @@ def verdict_of(finals: Finals) -> Decision:
     if plan.baseline not in contenders:
         roomy = (c for c in ranking if not finals.runs_short(c))
         best = _simplest_of_the_fastest(finals, measured) if measured else next(roomy, leader)
-        return Decision(best, "baseline_failed")
+        is_over = finals.history.known(plan.baseline) is not None  # else it runs, elsewhere
+        return Decision(best, "baseline_failed" if is_over else "unconfirmed")
     if plan.baseline not in measured or len(measured) < 2:
         if leader == plan.baseline:
             others = [r.status for r in finals.history.results if r.request.config != plan.baseline]
@@ -168,8 +169,8 @@ def _doubt(finals: Finals, config: TrainConfig) -> str | None:
     our_trial, ours = min(measured, key=lambda m: rate(m[1]))
     if rate(ours) >= rate(theirs):
         return None
-    told = f"{shown_changes(changes(config, plan))} {show_rate(ours.samples_per_second)} in trial {our_trial}"
-    return f"the baseline gave {show_rate(theirs.samples_per_second)} samples/s in trial {their_trial}, {told}"
+    told = f"{shown_changes(changes(config, plan))} {show_rate(rate(ours))} in trial {our_trial}"
+    return f"the baseline gave {show_rate(rate(theirs))} samples/s in trial {their_trial}, {told}"
 
 
 def _simplest_of_the_fastest(finals: Finals, contenders: list[TrainConfig]) -> TrainConfig:

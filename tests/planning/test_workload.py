@@ -166,6 +166,7 @@ def test_a_recipe_has_defaults_and_trls_own_baseline():
         ({"recipe": "grpo", "reward": "ab"}, "--reward ab: expected MODULE:FUNCTION"),
         ({"recipe": "grpo", "global_batch": "any"}, "--global-batch any: can't be used with --recipe grpo"),
         ({"recipe": "grpo", "seq_len": 9}, "--seq-len: can't be used with --recipe grpo: a recipe has --prompt-len"),
+        ({"recipe": "sft", "target_len": 1}, "--target-len: can't be used with --recipe sft: a recipe has"),
         ({"recipe": "sft", "devices": 2}, "--devices: can't be used with --recipe sft: a recipe is tuned on one"),
         ({"recipe": "sft", "model": "bert-mini"}, "--recipe sft: trains decoders, and google/bert_uncased"),
         ({"recipe": "dpo", "completion_len": 1}, "--completion-len 1: TRL ends a completion"),

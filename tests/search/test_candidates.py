@@ -27,6 +27,7 @@ from autotune.cost.model import CostModel
 from autotune.planning.plan import SearchPlan
 from autotune.search.candidates import SAME_FAILURES, Candidates, common_cause, failures, proposals
 from autotune.space.space import History, SearchSpace
+from autotune.storage.writer import TrialConverter
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.problem import Objective
@@ -101,8 +102,21 @@ def test_a_compiled_trial_comes_when_others_give_less_for_their_time_and_only_if
     early = Search(space=make_space_file({"torch_compile_backend": [None, "inductor"]}))
     early.end(early.plan.baseline, early.as_predicted(early.plan.baseline))
     assert early.candidates.next(early.history, early.is_open, left_s=5.0) is None
-    assert "as a trial is expected to take" in early.candidates.conclusion(early.history, early.is_open, 5.0)
+    said = early.candidates.conclusion(early.history, early.is_open, 5.0)
+    assert re.fullmatch(
+        r"\d were left untried as a trial is expected to take [^;]*: a longer --max-time tries them", said
+    )
     assert early.candidates.next(early.history, early.is_open).torch_compile_backend == "inductor"
+
+
+def test_a_trial_that_runs_does_not_make_others_look_quick():
+    search = Search(space=make_space_file({"torch_compile_backend": [None, "inductor"], "precision": ["fp32", "bf16"]}))
+    search.end(search.plan.baseline, search.as_predicted(search.plan.baseline))
+    running, waiting = (make_config(torch_compile_backend="inductor", precision=p) for p in ("fp32", "bf16"))
+    assumed = TrialConverter(search.plan).assumed(running, *search.candidates.rates([running]))
+    history = search.history.with_results([assumed])
+    assert search.candidates.next(history, lambda config: config == waiting, left_s=30.0) is None
+    assert search.candidates.next(history, lambda config: config == waiting) == waiting
 
 
 def test_what_inductor_makes_of_a_family_is_traced_before_the_first_trial_of_it():

@@ -138,6 +138,16 @@ def test_no_trial_is_begun_that_would_not_end_in_time(explained):
     assert found.is_settled  # one round tells, less surely
 
 
+def test_time_in_which_others_computed_is_not_expected_again(tmp_path):
+    explained = Explained(tmp_path / "run")
+    for path in explained.path.glob("trials/*/result.json"):  # as if all had run in turn
+        result = json.loads(path.read_text())
+        result["duration_s"], result["outcome"]["phases"] = 300.0, {"waited_s": 290.0}
+        path.write_text(json.dumps(result))
+    explained.run(max_time_s=45.0)
+    assert len(explained.ran) == 4
+
+
 def test_a_search_without_an_answer_or_that_the_baseline_won_is_refused(tmp_path):
     make_search(tmp_path / "run", nothing_helps)
     with pytest.raises(InputError, match="nothing to explain: the baseline itself is the best"):

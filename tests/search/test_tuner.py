@@ -266,6 +266,36 @@ def test_what_the_device_or_others_brought_down_is_run_again_when_the_search_goe
     assert brought_down in run.runner.searched
 
 
+@pytest.mark.parametrize("excuse", ["device_failed", "crowded_out"])
+def test_a_final_that_others_brought_down_says_nothing_of_the_baseline_and_runs_again(search, excuse):
+    failing = [make_failure(**{excuse: True})]
+
+    def told(request: TrialRequest) -> Outcome | float:
+        return (
+            failing.pop() if failing and (request.purpose, request.config) == (Purpose.FINAL, BASE) else rate(request)
+        )
+
+    run = search(told, SMALL, budget=make_budget(max_trials=3, finalists=1, final_rounds=1))
+    result = run.run()
+    assert (failing, result.verdict, result.baseline_cause) == ([], "unconfirmed", None)
+    assert run.run().verdict == "faster"
+    assert [r.config for r in run.runner.requests if r.purpose is Purpose.FINAL] == [BASE]
+
+
+def test_finals_that_go_on_have_the_finalists_that_they_had(search):
+    """There is time for one finalist of two that are near each other."""
+
+    def told(request: TrialRequest) -> Outcome:
+        return make_measurement(20.0 if request.config != BASE else 10.0, startup_s=9.0, samples=4)
+
+    run = search(told, budget=within(110.0, 60.0, max_trials=3, finalists=3, measure_time_s=4.0))
+    with pytest.raises(SearchInterrupted):
+        run.run(stop_after=4 + 3)
+    assert run.run().verdict == "faster"
+    again = [r.config for r in run.finished if r.purpose is Purpose.FINAL]
+    assert (len(again), len(set(again))) == (4, 2)
+
+
 def lose(run: Search, last: int) -> None:
     """Remove the last trials, as if the search had been killed before them."""
     for request in run.finished[-last:]:

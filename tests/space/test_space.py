@@ -181,6 +181,12 @@ def test_a_built_in_space_is_as_big_as_its_first_line_says(name, ends):
     assert f"{low:,} to {high:,} legal points" in first
 
 
+def test_a_rule_against_the_baseline_leaves_every_way_of_loading():
+    choices = {"precision": ["fp32", "bf16"], "dataloader_num_workers": [0, 2], "optim": ["adamw_torch", "adafactor"]}
+    space = make_space(choices, rules=[{"forbid": {"precision": ["fp32"]}, "reason": "too slow"}])
+    assert [loading["dataloader_num_workers"] for loading in space.loadings] == [0, 2]
+
+
 def test_the_strictest_allowance_leaves_the_training_as_it_is():
     space = builtin("default", Effort.THOROUGH, Allowance.EXACT)
     configs = [space.config(point) for point in legal_points(space)]

@@ -26,4 +26,5 @@ def test_the_steady_state_forgets_the_start_a_run_pays_for_it_and_compiling_pays
 def test_the_start_is_won_back_by_faster_steps():
     assert break_even_steps(COMPILED, PLAIN) == 198  # 39.5 s more at the start, 0.2 s less a step
     assert break_even_steps(measured(1.2, 40.0), PLAIN) is None
+    assert break_even_steps(measured(1.6, 41.6, samples=32), PLAIN) == 99  # 0.4 s less a step, of twice the samples
     assert cold_start_s(measured(1.0, 0.5)) == 0.0

@@ -95,6 +95,22 @@ def test_finals_beside_the_winner_tell_most_and_trials_of_explain_more():
     assert all(label.startswith("explain ") for label in told.trials)
 
 
+def test_finals_of_another_series_are_not_compared():
+    search = Search()
+    search.run(PLAIN, 30.0)
+    search.finals((BASE, 10.0), (BEST, 30.0), (PLAIN, 30.0))
+    search.run(make_config(2), 1.0)
+    search.finals((BASE, 20.0), (BEST, 60.0))  # the machine has become faster
+    told = of(search.explain(), "precision")
+    assert (told.basis, told.ratio) == ("once", pytest.approx(1.0))
+
+
+def test_a_removal_that_a_lost_device_ended_is_not_needed():
+    search = Search()
+    search.run(PLAIN, make_failure(device_failed=True), Purpose.EXPLAIN)
+    assert of(search.explain(), "precision").basis == "unknown"
+
+
 def test_finals_in_turn_tell_by_their_pairs_of_turns():
     search, drift = Search(), (1.0, 1.1, 1.3, 1.2, 1.5, 1.4, 1.0, 1.2)
     for config, rate in ((BASE, 10.0), (BEST, 30.0), (PLAIN, 20.0)):

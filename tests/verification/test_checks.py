@@ -51,6 +51,14 @@ class Search:
         return asked
 
 
+def test_a_check_that_others_crowded_out_refuses_nobody():
+    search = Search()
+    search.answer(make_failure(TrialStatus.OUT_OF_MEMORY, "others took 30 GiB", crowded_out=True))
+    assert search.proof.refusal(FAST) is None
+    assert search.proof.next(FAST).purpose is Purpose.LOSS_CHECK
+    assert "others took 30 GiB" in search.proof.gaps(FAST)[0]
+
+
 def test_a_winner_is_soaked_and_then_its_losses_are_compared_with_two_runs_of_the_baseline():
     search = Search()
     soak, *runs = search.answer(FITS, losses(), losses(), losses())

@@ -346,6 +346,13 @@ def test_who_comes_late_runs_in_turn_with_the_baseline_unless_the_others_could_n
     assert len(search.finals.next_trials()) == 1
 
 
+def test_who_came_late_brings_no_further_round_where_nothing_is_open():
+    search = InTurn(SEARCHED, finalists=1)
+    search.take_turns({BASE: DRIFTING, FAST: tuple(t / 2 for t in DRIFTING)})
+    search.take_turns({BASE: DRIFTING, NEAR: tuple(t / 1.9 for t in DRIFTING)})
+    assert search.finals.further() == []
+
+
 def test_finals_in_turn_decide_by_their_intervals_whatever_others_take():
     """Each step takes longer by a share of its own, as beside a process that comes and goes."""
     noise = random.Random(2)

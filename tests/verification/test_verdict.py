@@ -198,6 +198,19 @@ def test_an_unconfirmed_leader_that_any_measurement_puts_below_the_baseline_is_n
     assert "the baseline is kept: the baseline gave" in verdict_line(result)
 
 
+def test_doubts_are_told_by_what_was_compared():
+    """In 1,000 samples the final's start of 40 s counts."""
+    searched: Trials = [(BASE, make_measurement(10.0, first_step_s=1.6)), (COMPILED, compiled(12.0, 5.0))]
+    result = answer(searched, [(COMPILED, compiled(12.0, 40.0))], objective=Objective(run_samples=1000.0))
+    assert result.kept_because == "the baseline gave 10 samples/s in trial 0, compile inductor 8.11 in trial 2"
+
+
+def test_a_baseline_that_still_runs_has_not_failed():
+    result = answer([(BIG, 14.0)])
+    assert (result.verdict, result.best.config) == ("unconfirmed", BIG)
+    assert verdict_line(result).endswith("the fastest so far: micro-batch 16")
+
+
 def test_a_finalist_that_runs_out_of_memory_when_measured_again_is_not_recommended():
     finals: Trials = [(BASE, 10.0), (BF16, OUT_OF_MEMORY), (BASE, 10.0), (BIG, 14.0)]
     result = answer([(BASE, 10.0), (BF16, 15.0), (BIG, 14.0)], finals)
