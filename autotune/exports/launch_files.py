@@ -68,7 +68,8 @@ def launch_commands(result: ResultData, answer: str = "best-config.json") -> tup
         return ()
     applied = "" if code is None else f"autotune script --apply {shlex.quote(answer)} -- {code.command_line}"
     if not needs_launcher(config):
-        return (f"{_variables(config)}{applied or f'python {SCRIPT}'}",)
+        one = "" if result.hardware.is_cpu else "CUDA_VISIBLE_DEVICES=0 "  # with more the Trainer uses them all
+        return (f"{one}{_variables(config)}{applied or f'python {SCRIPT}'}",)
     nodes, each = result.hardware.nodes_of(config.parallelism.world_size)
     what = f"--no-python {applied}" if applied else SCRIPT
     where = "--standalone" if nodes == 1 else f"--nnodes {nodes} --rdzv_backend c10d --rdzv_endpoint {_FIRST}:29500"
@@ -104,7 +105,7 @@ def _variables(config: TrainConfig) -> str:
 
 
 def _rank_variables(result: ResultData) -> str:
-    """Return the answer's variables, and after them each rank's share of the cores as in trials; launchers set 1."""
+    """Return the answer's variables, and after them each rank's share of the cores; launchers set 1."""
     config = result.best.config
     _, each = result.hardware.nodes_of(config.parallelism.world_size)
     return f"{_variables(config)}OMP_NUM_THREADS={max(1, result.hardware.cores // each)}"

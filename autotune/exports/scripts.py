@@ -30,6 +30,7 @@ from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS, casts_in_va
 from autotune.training.build import build_config
 from autotune.training.inputs import VISION_PARTS, image_or_sound, image_text, labels_of
 from autotune.training.resolve import HEADS
+from autotune.training.texts import READERS
 from autotune.units import show_rate, visible
 from autotune.values.config import KNOBS
 from autotune.values.model import Task
@@ -94,7 +95,7 @@ def trl(result: ResultData) -> Draft:
     sft |= {"max_length": None if packs else longest, "padding_free": packs}  # TRL cuts no samples that it doesn't pad
     if result.best.config.pad_to_multiple_of is not None:
         sft["pad_to_multiple_of"] = result.best.config.pad_to_multiple_of
-    return trainer(result, TRL, "train_trl.py.j2", sft, weighs=False)
+    return trainer(result, TRL, "train_trl.py.j2", sft)
 
 
 def trainer(
@@ -129,7 +130,7 @@ def _recipe(result: ResultData, recipe: Recipe) -> dict[str, Any]:
         "model_arguments": arguments,
         "about_lengths": length if kind.generates else "",
         "datasets": "load_dataset" if path else "Dataset",
-        "file": path and ({".csv": "csv", ".parquet": "parquet"}.get(PurePath(path).suffix.lower(), "json"), path),
+        "file": path and (*READERS[PurePath(path).suffix.lower()], path),
         "row": Code("{" + ", ".join(f'"{name}": {texts[name]}' for name in kind.columns) + "}"),
     }
 
@@ -187,8 +188,6 @@ def script(result: ResultData, name: str, template: str, lost: list[str], **valu
     workload, config, adapter = result.workload, result.best.config, result.arguments.adapter
     trains_biases = adapter is not None and adapter.get("peft_type") == BITFIT
     command = launch_files.launch_commands(result)[0].replace(launch_files.SCRIPT, name)
-    if not launch_files.needs_launcher(config) and not result.hardware.is_cpu:  # it must see one device alone
-        command = f"CUDA_VISIBLE_DEVICES=0 {command}"
     steps, spec, measured = user_steps(result).get("max_steps", 100), workload.model, result.best.measurement
     loss = (resources.files("autotune.training") / "loss.py").read_text(encoding="utf-8")
     rate = f"{show_rate(measured.samples_per_second)} samples/s" if measured is not None else "not measured"

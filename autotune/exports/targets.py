@@ -158,10 +158,10 @@ def draft(result: ResultData, target: str, answer: str = "best-config.json") -> 
         commands = launch_files.launch_commands(result, answer)
         way = f"it trains by: {commands[0]}" if commands else f"--to {launch_files.ARGUMENTS} writes its arguments"
         raise InputError(f"{target}: your own code makes the model, which no exported file can; {way}")
-    recipe, spread = result.workload.recipe, result.best.config.parallelism
+    recipe = result.workload.recipe
     if recipe is not None and target not in ("trl", launch_files.ARGUMENTS):
         raise InputError(f"{target}: {recipe.kind.trainer} trained it; --to trl writes a script with it")
-    if spread.sequence_parallel > spread.context_parallel and target not in launch_files.FILE_NAMES:  # by DeepSpeed
+    if _is_ulysses(result) and target not in launch_files.FILE_NAMES:
         why = "sequence parallel takes position_ids in each batch"
         raise InputError(f"{target}: {why}; {launch_files.SCRIPT} is yours")
     made = TARGETS[target](result)
@@ -207,7 +207,7 @@ def to_train(result: ResultData, answer: str) -> tuple[str, ...]:
         return (f"# in your own code: autotune.load({answer!r}).{what}",)
     if result.workload.own_code is not None:
         return commands
-    return (_writes_script(result, answer), commands[0])
+    return (commands[0],) if _is_ulysses(result) else (_writes_script(result, answer), commands[0])
 
 
 def missing_script(result: ResultData, answer: str, made: Exported) -> str:
@@ -216,7 +216,14 @@ def missing_script(result: ResultData, answer: str, made: Exported) -> str:
     is_named = result.workload.own_code is None and any(script in command.split() for command in made.launch)
     if not is_named or any(path.name == script for path in made.paths):
         return ""
-    return f"{script} is a script of yours that takes these arguments, or that of: {_writes_script(result, answer)}"
+    own = f"{script} is a script of yours that takes these arguments"
+    return own if _is_ulysses(result) else f"{own}, or that of: {_writes_script(result, answer)}"
+
+
+def _is_ulysses(result: ResultData) -> bool:
+    """Return whether DeepSpeed shares sequences, for which no script is written."""
+    spread = result.best.config.parallelism
+    return spread.sequence_parallel > spread.context_parallel
 
 
 def _writes_script(result: ResultData, answer: str) -> str:

@@ -75,7 +75,7 @@ def run(code: OwnCode, result: ResultData) -> None:
 
     def laid(given: Any) -> dict[str, Any]:
         own = as_written(given)
-        if result.workload.global_batch_size in (None, _samples(result, own)):  # None: any was allowed
+        if _is_same_step(result, own):
             return arguments
         return arguments | {name: own[name] for name in _SPLIT if name in own}
 
@@ -83,9 +83,11 @@ def run(code: OwnCode, result: ResultData) -> None:
         run_script(code)
 
 
-def _samples(result: ResultData, own: dict[str, Any]) -> int:
-    """Return the samples of a step by a script's own arguments, on as many devices as the answer's."""
-    return int(own[_MICRO_BATCH] * own[_ACCUMULATION] * result.best.config.parallelism.world_size)
+def _is_same_step(result: ResultData, own: dict[str, Any]) -> bool:
+    """Whether a script's own arguments, on the baseline's devices or the answer's, give the answer's global batch."""
+    numbers = (contender.config.parallelism.world_size for contender in (result.baseline, result.best))
+    steps = (own[_MICRO_BATCH] * own[_ACCUMULATION] * number for number in numbers)
+    return result.workload.global_batch_size in (None, *steps)  # None: any was allowed
 
 
 def other_training(result: ResultData, trainer: Any, parameters: int | None) -> Iterator[str]:
@@ -99,8 +101,9 @@ def other_training(result: ResultData, trainer: Any, parameters: int | None) -> 
     padded, own = result.best.config.pad_to_multiple_of, as_written(trainer.args)
     if padded not in (None, getattr(trainer.data_collator, "pad_to_multiple_of", None)):
         yield f"batches in multiples of {padded} tokens, which your data collator doesn't make"
-    batch, devices = _samples(result, own), result.best.config.parallelism.world_size
-    if workload.global_batch_size not in (None, batch):
+    if not _is_same_step(result, own):
+        devices = result.best.config.parallelism.world_size
+        batch = own[_MICRO_BATCH] * own[_ACCUMULATION] * devices
         split = f"{own[_MICRO_BATCH]} x {own[_ACCUMULATION]}{f' on {devices} devices' * (devices > 1)}"
         yield f"{workload.global_batch_size} samples a step, not {batch} (this training keeps its own, {split})"
     if workload.own_code is None:  # whose data are those of a search by name

@@ -13,6 +13,7 @@ step before `step_begin`, so the time that it waits for them is known.
 import contextlib
 import dataclasses
 import datetime
+import math
 import os
 import resource
 import sys
@@ -200,7 +201,8 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
 
     def _production(self, args: Any, model: Any) -> Production:
         result, promise = self._result, self._promise
-        shared = os.environ.get("PARALLELISM_CONFIG_SP_SIZE", "1")  # which accelerate's launcher sets as well
+        degrees = (os.environ.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1") for name in ("SP", "CP"))
+        shared = math.prod(map(int, degrees)) * (getattr(model, "tp_size", None) or 1)
         others = getattr(getattr(args, "parallelism_config", None), "non_data_parallel_size", shared)
         data_parallel = max(1, int(args.world_size) // int(others))  # ranks that see different samples
         samples = args.train_batch_size * args.gradient_accumulation_steps * data_parallel

@@ -167,7 +167,6 @@ def _at_speed(result: TrialResult, factor: float) -> TrialResult:
     faster = {
         "step_times_s": tuple(step / factor for step in measured.step_times_s),
         "samples_per_second": measured.samples_per_second * factor,
-        "samples_per_second_interval": measured.samples_per_second_interval.times(factor),
         "first_step_s": measured.first_step_s / factor,
     }
     return result.model_copy(update={"outcome": measured.model_copy(update=faster)})

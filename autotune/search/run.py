@@ -28,13 +28,13 @@ from autotune.search.cost_model import check_fits, cost_model, learn, measured_m
 from autotune.search.earlier import EarlierSearches
 from autotune.search.sampler import CostModelSampler
 from autotune.search.tuner import SearchInterrupted, Tuner
-from autotune.space.knobs import MICRO_BATCH, changes, knobs, make_point
+from autotune.space.knobs import MICRO_BATCH, changes, in_words, knobs, make_point
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import record_writer
 from autotune.units import show_memory
 from autotune.value import Value, check_savable
 from autotune.values.budget import Budget
-from autotune.values.config import Parallelism, Scalar, TrainConfig
+from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.hardware import Hardware, detect
 from autotune.values.problem import Allotment, Change, Fleet, Observer, Phase, PhaseBegan, Problem
 from autotune.values.result import ResultData
@@ -210,18 +210,18 @@ def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
     sampler = CostModelSampler(plan, model)
     space, legal = sampler.space, sampler.space.legal
     refused = Counter({reason: count * len(space.loadings) for reason, count in space.judged[1].items()})
-    if too_large := sampler.beyond_memory:
+    if too_large := sampler.count_beyond_memory():
         refused[f"predicted to need more than the budget of {show_memory(plan.memory_bytes)}"] = too_large
     options = {knob.parameter: knob.option for knob in knobs()}
     left_out: dict[str, tuple[str, ...]] = {}
     for (name, value), reason in space.left_out.items():
-        left_out[reason] = (*left_out.get(reason, ()), f"{options[name]} {_written(value)}")
+        left_out[reason] = (*left_out.get(reason, ()), in_words(name, value).replace("=", " ", 1))
     values, configs = {}, [plan.baseline, *legal]
     for name, choices, _ in space.dimensions:
         having = dict(zip(map(attrgetter(name.partition(".")[0]), configs), configs, strict=True)).values()
         there = {point[name] for point in (*map(make_point, having), *space.loadings) if name in point}
         if len(there) > 1:
-            values[options[name]] = tuple(_written(choice) for choice in choices if choice in there)
+            values[options[name]] = tuple(in_words(name, c).partition("=")[2] for c in choices if c in there)
     # Six trials at most: later ones depend on the measurements of these.
     first = [
         ExpectedTrial(config=config, changes=changes(config, plan), predicted=sampler.prediction(config))
@@ -237,7 +237,3 @@ def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
         first_trials=tuple(first),
         notes=plan.notes,
     )
-
-
-def _written(value: Scalar) -> str:
-    return str(value).lower() if value in (None, True, False) else str(value)

@@ -163,9 +163,7 @@ class CostModelSampler(BaseSampler):
     def prediction(self, config: TrainConfig) -> Prediction | None:
         return self._candidates.prediction(config) if self._candidates is not None else None
 
-    @property
-    def beyond_memory(self) -> int:
-        """How many configurations surely exceed the memory, by prediction."""
+    def count_beyond_memory(self) -> int:
         return self._candidates.count_beyond_memory() if self._candidates is not None else 0
 
     def _check_direction(self, study: Study) -> None:

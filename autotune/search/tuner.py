@@ -118,10 +118,11 @@ class Pace:
 
     def choose_finalists(self) -> None:
         """Leave as many finalists as there is time for, with the checks; those whose finals have begun stay."""
-        finals = self._finals
+        finals, rounds = self._finals, self._plan.budget.final_rounds
         while finals.finalists > 1:
             contenders, configs = finals.contenders(), finals.next_trials()
-            needed_s = self._least_s(configs) if len(configs) > 1 else finals.left_s()
+            alone_s = sum(max(0, rounds - finals.rounds(c)) * finals.expected_s([c]) for c in contenders)
+            needed_s = self._least_s(configs) if len(configs) > 1 else alone_s
             if self.left_s() >= needed_s + finals.proof.expected_s():
                 return
             finals.finalists -= 1

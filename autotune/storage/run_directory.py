@@ -92,12 +92,14 @@ class RunDirectory:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if self._is_lock(lock):
                     break
-            except OSError:
+            except BlockingIOError:
                 try:  # `is_running` of another process holds a shared lock for a moment
                     fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except OSError:
                     lock.close()
                     raise RunDirectoryError(f"{self.path}: another search is running in it") from None
+            except OSError:  # the file system has no locks
+                break
             lock.close()  # of a directory that was removed between opening and locking, or looked at just then
             time.sleep(0.01)
         self._file = lock  # the lock lasts as long as the file is open

@@ -21,7 +21,7 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.errors import AutotuneError, InputError, NoEffectError, one_line
+from autotune.errors import InputError, NoEffectError, one_line
 from autotune.training.adapters import peft_config
 from autotune.training.arguments import TrainingPlan
 from autotune.training.dataset import STEPS_TO_PEAK
@@ -198,8 +198,6 @@ def recipe_trainer(
     given: dict[str, Any] = {"reward_funcs": [reward_function(recipe)]} if recipe.kind.generates else {}
     if mapping.adapter is not None:
         given["peft_config"] = peft_config(mapping.adapter)
-        if given["peft_config"] is None:
-            raise AutotuneError("TRL takes adapters of peft, which has no BitFit")
     rows = rows_of(workload, model.config, directory)
     precompute: Any = getattr(trainer_class, "_precompute_ref_logps", None)
     sample_s = 0.0

@@ -27,7 +27,7 @@ MAX_SAMPLES = 10_000  # more than any trial trains on, and tokenized in seconds
 BYTE_LEVEL = "byte-level ByT5"
 
 # Suffix -> builder of the datasets library and its options. "utf-8-sig" drops the byte-order mark of Windows editors.
-_READERS: dict[str, tuple[str, dict[str, str]]] = {
+READERS: dict[str, tuple[str, dict[str, str]]] = {
     **dict.fromkeys((".jsonl", ".json"), ("json", {})),
     ".csv": ("csv", {}),
     ".tsv": ("csv", {"sep": "\t"}),
@@ -157,7 +157,7 @@ def rows_of_file(dataset: str, directory: Path) -> Iterator[Any]:
     import datasets
 
     path = checked_path(dataset)
-    kind, options = _READERS[path.suffix.lower()]
+    kind, options = READERS[path.suffix.lower()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory) as scratch, quiet_datasets():
@@ -190,8 +190,8 @@ def rows_of_file(dataset: str, directory: Path) -> Iterator[Any]:
 def checked_path(dataset: str) -> Path:
     try:
         path = Path(dataset).expanduser().absolute()  # a link's own name says the kind, not that of its target
-        if path.suffix.lower() not in _READERS:
-            raise InputError(f"{dataset}: unknown kind of file; give one that ends in {', '.join(_READERS)}")
+        if path.suffix.lower() not in READERS:
+            raise InputError(f"{dataset}: unknown kind of file; give one that ends in {', '.join(READERS)}")
         if not path.exists():
             siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
             raise InputError(f"{dataset}: no such file{suggestion(path.name, siblings)}")

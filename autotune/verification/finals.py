@@ -83,7 +83,7 @@ class Finals:
         """Whether the rate of `config` over the planned rounds is below `FINALIST_SHARE` of that in the search."""
         # One that ran in turn with the baseline and is clearly faster is good enough.
         seen, times = self.state.measured(config), [m.step_times_s for m in self._measured(config)]
-        if seen is None or not times or self._rounds(config) < self.plan.budget.final_rounds:
+        if seen is None or not times or self.rounds(config) < self.plan.budget.final_rounds:
             return False
         if (lead := self._in_turn(config, self.plan.baseline)) is not None and lead.interval.low > 1.0:
             return False
@@ -93,7 +93,7 @@ class Finals:
     def next_trials(self) -> list[TrainConfig]:
         """Return the next trials: several that are to run in turn, or one that runs alone; none: rounds are over."""
         contenders = self.contenders()
-        waiting = [c for c in contenders if self._rounds(c) < self.plan.budget.final_rounds]
+        waiting = [c for c in contenders if self.rounds(c) < self.plan.budget.final_rounds]
         if not waiting or contenders == [self.plan.baseline]:
             return []
         if self._may_run_in_turn(contenders):  # who comes late runs in turn with the first, which is the baseline
@@ -101,8 +101,8 @@ class Finals:
         return self._next_alone(waiting)
 
     def _next_alone(self, waiting: Sequence[TrainConfig]) -> list[TrainConfig]:
-        begun = min(map(self._rounds, waiting), default=0)
-        return self._there_and_back([c for c in waiting if self._rounds(c) == begun], begun)[:1]
+        begun = min(map(self.rounds, waiting), default=0)
+        return self._there_and_back([c for c in waiting if self.rounds(c) == begun], begun)[:1]
 
     def _there_and_back(self, configs: Sequence[TrainConfig], begun: int) -> list[TrainConfig]:
         """Return the configurations of round number `begun` in their order: drawn, and every other time backwards.
@@ -128,8 +128,8 @@ class Finals:
         planned, contenders = self.plan.budget.final_rounds, self.contenders()
         # Those who came late ran in turn with the baseline, which so has more.
         counted = [c for c in contenders if c != self.plan.baseline or not self.ran_in_turn()]
-        begun = max(map(self._rounds, counted), default=0)
-        waiting = [c for c in contenders if self._rounds(c) < begun]
+        begun = max(map(self.rounds, counted), default=0)
+        waiting = [c for c in contenders if self.rounds(c) < begun]
         leads = [lead for c in contenders if c != self.plan.baseline and (lead := self.speedup(c, self.plan.baseline))]
         # With a fixed two rounds, noise in one trial could hide a gain or make one up. Stopping by intermediate results
         # lowers the coverage of intervals (docs/how-it-works.md).
@@ -142,7 +142,7 @@ class Finals:
             return self._there_and_back(waiting, 1)
         return self._next_alone(waiting)
 
-    def _rounds(self, config: TrainConfig) -> int:
+    def rounds(self, config: TrainConfig) -> int:
         """Return how many rounds a configuration has run; one trial in turn stands for all that are planned."""
         planned = self.plan.budget.final_rounds
         return sum(planned if _ran_in_turn(r) else 1 for r in self.trials(config))
@@ -203,11 +203,6 @@ class Finals:
     def trials_of(self, config: TrainConfig) -> list[TrialResult]:
         """Return the trial of the search and the final trials of `config`, completed or not."""
         return [*filter(None, [self.history.known(config)]), *self.trials(config)]
-
-    def left_s(self) -> float:
-        """Return the expected seconds of the planned rounds that have not run, one trial after the other."""
-        missing = {c: max(0, self.plan.budget.final_rounds - self._rounds(c)) for c in self.contenders()}
-        return sum(rounds * self.expected_s([config]) for config, rounds in missing.items())
 
     def expected_s(self, configs: Sequence[TrainConfig] | None = None) -> float:
         """Return the expected seconds of the finals, or of trials of `configs`, in turn if they are several."""

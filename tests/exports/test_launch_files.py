@@ -283,9 +283,12 @@ def test_a_trainer_is_trained_from_python(tmp_path):
     assert line == "# in your own code: autotune.load('runs/a.json').training_arguments(output_dir)"
 
 
-def test_lines_that_train_write_the_script_that_they_run():
+def test_lines_that_train_write_the_script_that_they_run(tmp_path):
     exported = "autotune export 'runs/a b' --to python --output train.py"
-    assert targets.to_train(measured(1), "runs/a b") == (exported, "python train.py")
+    assert targets.to_train(measured(1), "runs/a b") == (exported, "CUDA_VISIBLE_DEVICES=0 python train.py")
+    ulysses = answer_of(make_config(4, **SHARED))
+    assert len(targets.to_train(ulysses, "a.json")) == 1
+    assert targets.missing_script(ulysses, "a.json", ulysses.export("training-args", tmp_path)).endswith("arguments")
     (line,) = targets.to_train(user_answer(make_config(16)), "runs/a b")
     assert line == "autotune script --apply 'runs/a b' -- python train.py --lr 1"
 

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,6 +50,7 @@ MODELS = {
     "gpt2": {"model_type": "gpt2", **GPT2},
     "t5": T5,
     "bert": BERT,
+    "xlnet": {"model_type": "xlnet", "vocab_size": 99, "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 32},
     "vit": TINY["vit"],
     "wav2vec2": {**WAV2VEC2, "apply_spec_augment": False, "ctc_zero_infinity": True},
     "whisper": WHISPER,
@@ -140,6 +142,31 @@ def test_scripts_do_the_step_that_was_measured(answer, run, model, task, tmp_pat
     measured = reference(result, data, tmp_path / "reference")
     assert run(result, "python", data)["loss"] == pytest.approx(measured, rel=1e-5)
     assert run(result, "accelerate-loop", data)["loss"] == pytest.approx(measured, rel=1e-5)
+
+
+def test_a_script_smooths_labels_as_was_measured(answer, run, tmp_path):
+    result, data = answer("llama", Task.CAUSAL_LM, own={**OWN, "label_smoothing_factor": 0.9}), uneven(Task.CAUSAL_LM)
+    measured = reference(result, data, tmp_path / "reference")
+    assert run(result, "python", data)["loss"] == pytest.approx(measured, rel=1e-5)
+
+
+def test_a_head_without_a_count_of_labels_gets_their_share_from_trls_script_too(answer, run):
+    pytest.importorskip("trl")
+    result = answer("xlnet", Task.CAUSAL_LM, attn_implementation="eager")
+    save_tokenizer(result.workload.model.path, ["[UNK]", "[PAD]"], "[UNK]", pad_token="[PAD]", eos_token="[UNK]")
+    assert run(result, "trl")["loss"] == pytest.approx(run(result, "python")["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(("averages", "loss"), [(True, 2.0), (False, 1.0)])
+def test_a_loss_is_that_of_all_processes_where_the_trainer_makes_it_so(answer, averages, loss):
+    result = answer("t5", Task.SEQ2SEQ_LM, parallelism={"world_size": 2})
+    script = {"__name__": "script"}
+    exec(draft(result, "python").text, script)
+    own = {"average_tokens_across_devices": averages}
+    trainer = SimpleNamespace(args=SimpleNamespace(**own), accelerator=SimpleNamespace(num_processes=2))
+    inputs, one = {"labels": torch.ones(1, 4, dtype=torch.long)}, torch.ones(())
+    compute_loss = script["StepLossTrainer"].compute_loss
+    assert compute_loss(trainer, lambda labels: {"loss": one}, inputs, num_items_in_batch=4) == loss
 
 
 def test_a_decoder_has_inputs_where_the_trainer_smooths_labels(answer, run):
@@ -312,6 +339,18 @@ def test_a_script_of_trl_has_the_losses_of_the_trial(name, recipe_answer, run, t
     steps = [np.array(found).reshape(-1, per_step).sum(axis=1) for found in (of_trial, losses)]
     assert len(steps[0]) == STEPS
     assert steps[1] == pytest.approx(steps[0], rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text"), [(".tsv", "text\tn\na b\t1\n"), (".csv", "text,n\na b,1\n"), (".txt", "a b")]
+)
+def test_a_recipes_script_reads_every_kind_of_file(recipe_answer, tmp_path, suffix, text):
+    (tmp_path / f"rows{suffix}").write_text(text)
+    result = recipe_answer("sft")
+    workload = result.workload.model_copy(update={"dataset": str(tmp_path / f"rows{suffix}")})
+    script = {"__name__": "script"}
+    exec(draft(result.model_copy(update={"workload": workload}), "trl").text, script)
+    assert script["training_data"](None)["text"] == ["a b"]
 
 
 def test_other_targets_do_not_train_a_recipe(recipe_answer):

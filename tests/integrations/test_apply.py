@@ -7,14 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from factories import make_config, make_hardware, make_measurement, make_plan, make_result, make_workload
 from own_trainings import LLAMA_SCRIPT, SCRIPT, write
+from transformers import TrainingArguments
 
 from autotune.errors import InputError
 from autotune.exports.launch_files import launch_commands
-from autotune.integrations.apply import prepared, run
+from autotune.integrations.apply import other_training, prepared, run
 from autotune.planning.plan import SearchState
 from autotune.storage.run_directory import read_result
 from autotune.values.config import Parallelism
@@ -80,6 +82,15 @@ def test_an_answer_of_another_training_is_applied_and_said_to_be_one(answer, her
     path.write_text(json.dumps(result))
     run(*prepared(path, [*words, "--gradient_accumulation_steps", "2"]))
     assert said not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("accumulation", "said"), [(2, []), (1, []), (3, ["16 samples a step, not 48"])])
+def test_a_winner_on_more_devices_than_the_baseline_takes_the_same_step(answer, here, accumulation, said):
+    result = read_result(answer(make_config(4, attn_implementation=None, parallelism={"world_size": 2})))
+    args = TrainingArguments(str(here), use_cpu=True, gradient_accumulation_steps=accumulation)
+    trainer = SimpleNamespace(args=args, data_collator=None, train_dataset=[])
+    told = list(other_training(result, trainer, None))
+    assert [line.partition(" (")[0] for line in told] == said
 
 
 SECOND = """

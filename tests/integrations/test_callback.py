@@ -150,6 +150,19 @@ def test_a_step_counts_with_the_wait_for_its_data(result):
     assert course.seen() == (2, 8.0, 2.0)  # the last may have been short
 
 
+@pytest.mark.parametrize("degree", ["SP", "CP", "TP"])
+def test_ranks_that_share_samples_count_once(result, tmp_path, monkeypatch, degree):
+    arguments = result.training_arguments(str(tmp_path), max_steps=1)
+    monkeypatch.setattr(type(arguments), "world_size", 4)
+    monkeypatch.setenv(f"PARALLELISM_CONFIG_{degree}_SIZE", "2")
+    model = torch.nn.Linear(1, 1)
+    model.tp_size = 2 if degree == "TP" else None
+    callback = AutotuneCallback(result)
+    callback.on_train_begin(arguments, None, None)
+    one = arguments.train_batch_size * arguments.gradient_accumulation_steps
+    assert callback._production(arguments, model).samples_per_step == 2 * one
+
+
 @pytest.mark.parametrize("then", ["on_log", "on_evaluate", "on_save"])
 def test_what_goes_on_between_steps_doesnt_count(result, then):
     course = Course(result)

@@ -80,6 +80,15 @@ def test_of_two_at_once_exactly_one_gets_it(tmp_path, attempt):
     assert (tmp_path / "run" / "search.json").exists()
 
 
+def test_a_file_system_without_locks_has_searches_too(tmp_path, monkeypatch):
+    def has_none(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", has_none)
+    with RunDirectory.create(tmp_path / "run") as directory:
+        assert not directory.is_running()
+
+
 def test_a_new_directory_is_held_at_once_and_removed_and_free_again_if_it_came_to_nothing(tmp_path, hold):
     first = hold(tmp_path / "run")
     with pytest.raises(RunDirectoryError, match=IN_USE), RunDirectory.create(tmp_path / "run"):
