@@ -68,8 +68,7 @@ def launch_commands(result: ResultData, answer: str = "best-config.json") -> tup
         return ()
     applied = "" if code is None else f"autotune script --apply {shlex.quote(answer)} -- {code.command_line}"
     if not needs_launcher(config):
-        one = "" if result.hardware.is_cpu else "CUDA_VISIBLE_DEVICES=0 "  # with more the Trainer uses them all
-        return (f"{one}{_variables(config)}{applied or f'python {SCRIPT}'}",)
+        return (f"{_variables(result)}{applied or f'python {SCRIPT}'}",)
     nodes, each = result.hardware.nodes_of(config.parallelism.world_size)
     what = f"--no-python {applied}" if applied else SCRIPT
     where = "--standalone" if nodes == 1 else f"--nnodes {nodes} --rdzv_backend c10d --rdzv_endpoint {_FIRST}:29500"
@@ -99,16 +98,18 @@ def environment(config: TrainConfig) -> dict[str, str]:
     return allocator | parallel_variables(config)
 
 
-def _variables(config: TrainConfig) -> str:
-    """Return the assignments of a configuration's environment variables, with which a command line begins."""
-    return "".join(f"{name}={value} " for name, value in environment(config).items())
+def _variables(result: ResultData) -> str:
+    """Return the assignments with which a command line begins: the answer's variables, and the GPU if it is one."""
+    config = result.best.config
+    # Of several that it sees the Trainer would use all. A scheduler's choice stays.
+    one = "" if needs_launcher(config) or result.hardware.is_cpu else "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} "
+    return one + "".join(f"{name}={value} " for name, value in environment(config).items())
 
 
 def _rank_variables(result: ResultData) -> str:
     """Return the answer's variables, and after them each rank's share of the cores; launchers set 1."""
-    config = result.best.config
-    _, each = result.hardware.nodes_of(config.parallelism.world_size)
-    return f"{_variables(config)}OMP_NUM_THREADS={max(1, result.hardware.cores // each)}"
+    _, each = result.hardware.nodes_of(result.best.config.parallelism.world_size)
+    return f"{_variables(result)}OMP_NUM_THREADS={max(1, result.hardware.cores // each)}"
 
 
 def _launcher_starts_one(result: ResultData) -> bool:

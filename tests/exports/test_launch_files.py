@@ -285,7 +285,10 @@ def test_a_trainer_is_trained_from_python(tmp_path):
 
 def test_lines_that_train_write_the_script_that_they_run(tmp_path):
     exported = "autotune export 'runs/a b' --to python --output train.py"
-    assert targets.to_train(measured(1), "runs/a b") == (exported, "CUDA_VISIBLE_DEVICES=0 python train.py")
+    assert targets.to_train(measured(1), "runs/a b") == (
+        exported,
+        "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} python train.py",
+    )
     ulysses = answer_of(make_config(4, **SHARED))
     assert len(targets.to_train(ulysses, "a.json")) == 1
     assert targets.missing_script(ulysses, "a.json", ulysses.export("training-args", tmp_path)).endswith("arguments")

@@ -400,7 +400,7 @@ def test_scripts_are_python_that_needs_no_autotune(target, answer):
 
 
 def test_a_single_gpu_is_the_only_one_that_a_script_sees():
-    assert drafted("python").launch == ("CUDA_VISIBLE_DEVICES=0 python train.py",)
+    assert drafted("python").launch == ("CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} python train.py",)
     assert drafted("python", hardware=CPU).launch == ("python train.py",)
     several = drafted("accelerate-loop", parallelism={"world_size": 2}).launch
     assert several == ("OMP_NUM_THREADS=4 torchrun --standalone --nproc_per_node 2 accelerate_loop.py",)
