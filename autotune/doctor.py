@@ -101,11 +101,13 @@ def examine(device: str = "auto") -> Report:
 def _findings(hardware: Hardware, libraries: dict[str, Any]) -> list[Finding]:
     on_cpu = hardware.is_cpu
 
-    def library(name: str, brings: str, *, without_cuda: str = "", by_triton: bool = False) -> tuple[bool, str]:
+    def library(name: str, brings: str, instead: str = "", least: Any = (), triton: bool = False) -> tuple[bool, str]:
         problem = libraries.get(name, "not probed")
-        if on_cpu and without_cuda:
-            return False, f"needs CUDA; {without_cuda}"
-        if by_triton and not on_cpu and not hardware.has_cc:
+        if on_cpu and instead:
+            return False, f"needs CUDA; {instead}"
+        if hardware.capability is not None and hardware.capability < least:
+            return False, f"needs compute capability {least[0]}.{least[1]} or newer"
+        if triton and not on_cpu and not hardware.has_cc:
             return False, "Triton finds no C compiler: install gcc, or name it in CC"
         return problem == "", f"{problem}: {brings}" if problem else brings
 
@@ -125,7 +127,7 @@ def _findings(hardware: Hardware, libraries: dict[str, Any]) -> list[Finding]:
         bf16 = hardware.has_bf16, "halves activations" if hardware.has_bf16 else needs
         fp16 = True, "with loss scaling; some models overflow (T5)"
         budget = True, "the caching allocator is capped"
-        compiled = library("triton", "inductor generates Triton kernels", by_triton=True)
+        compiled = library("triton", "inductor generates Triton kernels", least=(7, 0), triton=True)
     device, *found = _device(hardware, libraries)
     spill, flash = "optimizer states spill to host memory", "sdpa has a flash kernel of its own"
     answers = {
@@ -135,11 +137,11 @@ def _findings(hardware: Hardware, libraries: dict[str, Any]) -> list[Finding]:
         "tf32": (hardware.has_tf32, tf32),
         "memory budget": budget,
         "8-bit optimizers": library("bitsandbytes", "AdamW states of 2 instead of 8 bytes a parameter"),
-        "paged optimizers": library("bitsandbytes", spill, without_cuda="on the CPU nothing is paged"),
+        "paged optimizers": library("bitsandbytes", spill, instead="on the CPU nothing is paged"),
         "LoRA": library("peft", "adapters beside frozen weights (--allow method)"),
         "real data": library("datasets", "--data FILE"),
-        "flash attention": library("flash_attn", flash, without_cuda="sdpa is used"),
-        "Liger kernels": library("liger_kernel", "fused losses and norms", by_triton=True),
+        "flash attention": library("flash_attn", flash, instead="sdpa is used", least=(8, 0)),
+        "Liger kernels": library("liger_kernel", "fused losses and norms", instead="the model's own", triton=True),
         "torch.compile": compiled,
     }
     return [Finding(name=name, available=bool(yes), detail=str(detail)) for name, (yes, detail) in answers.items()]

@@ -140,7 +140,8 @@ def rehearse_on_all(**code: Any) -> list[Rehearsal]:
                 seen[gpu.capability] = other.model_copy(update={"refused": str(error)})
         first = seen[gpu.capability]
         chance = 0.0 if first.refused else _chance(first.peak, gpu)
-        update = {"gpu": gpu.name, "memory_bytes": gpu.memory_bytes, "chance_to_fit": chance}
+        untried: dict[str, Any] = {} if gpu.memory_bytes == first.memory_bytes else {"short": None, "levers": ()}
+        update = {"gpu": gpu.name, "memory_bytes": gpu.memory_bytes, "chance_to_fit": chance, **untried}
         found.append(first.model_copy(update=update))
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from factories import make_gpu
+from factories import make_gpu, make_hardware
 
 from autotune import doctor
 from autotune.doctor import why_unusable
@@ -54,6 +54,20 @@ def test_triton_without_a_c_compiler_is_told_of_all_that_needs_it(monkeypatch, q
     for name in ("torch.compile", "Liger kernels"):
         assert found[name].available is has_cc
         assert ("C compiler" in found[name].detail) is not has_cc
+
+
+@pytest.mark.parametrize(
+    ("machine", "name", "told"),
+    [
+        (make_gpu(capability=(7, 5)), "flash attention", "needs compute capability 8.0 or newer"),
+        (make_gpu(capability=(6, 0)), "torch.compile", "needs compute capability 7.0 or newer"),
+        (make_hardware(), "Liger kernels", "needs CUDA; the model's own"),
+    ],
+)
+def test_what_the_rules_refuse_is_not_available(monkeypatch, quick_home, machine, name, told):
+    monkeypatch.setattr(doctor, "detect", lambda device: machine)
+    found = {f.name: f for f in doctor.examine(machine.device).findings}
+    assert (found[name].available, found[name].detail) == (False, told)
 
 
 # A torch whose driver shows a device, as NVML tells, and which fails when something is computed there.

@@ -138,7 +138,7 @@ def test_a_capability_that_the_script_cannot_train_on_costs_the_others_nothing(m
     def rehearse_here(*, gpu):
         if gpu in refusing:
             raise InputError("--tf32 requires Ampere")
-        return made(gpu=gpu)
+        return made(gpu=gpu, memory_bytes=gpu_named(gpu).memory_bytes, short="asked for more")
 
     monkeypatch.setattr(rehearsal, "rehearse", rehearse_here)
     refusing = {gpu.name for gpu in gpus() if gpu.capability == (7, 5)}
@@ -147,6 +147,10 @@ def test_a_capability_that_the_script_cannot_train_on_costs_the_others_nothing(m
     assert found["t4"].chance_to_fit == 0
     assert found["h100-80gb"].refused is None
     assert found["h100-80gb"].chance_to_fit > 0.99 > 0.01 > found["rtx-3070"].chance_to_fit
+    known = [gpu for gpu in gpus() if gpu.name in found and found[gpu.name].refused is None]
+    largest = {(gpu.capability, max(g.memory_bytes for g in known if g.capability == gpu.capability)) for gpu in known}
+    ran = [(gpu.capability, gpu.memory_bytes) in largest for gpu in known]
+    assert [found[gpu.name].short is not None for gpu in known] == ran
     refusing = {gpu.name for gpu in gpus()}
     with pytest.raises(InputError, match="Ampere"):
         rehearse_on_all()

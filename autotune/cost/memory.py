@@ -312,7 +312,7 @@ class Footprint:
         groups: dict[tuple[str, str, str], list[_Tensor]] = defaultdict(list)
         for tensor in self._tensors(peak.phase):
             sums[tensor.kind] += tensor.nbytes
-            if totals[tensor.kind]:  # layers alike together, as the model names them
+            if totals[tensor.kind] and tensor.nbytes:  # layers alike together, as the model names them
                 module = _NUMBER.sub(".*", _WRAPPERS.sub("", tensor.module))
                 groups[tensor.kind, module, tensor.operator].append(tensor)
         rows = []

@@ -293,10 +293,9 @@ class CostModel:
         )
 
     def alive(self, config: TrainConfig) -> tuple[Alive, ...]:
-        """Return the tensors alive at the predicted peak, largest first; none if the family isn't traced."""
+        """Return the tensors alive at the peak that was predicted, largest first."""
         profile = self.profile(config)
-        if profile is None:
-            return ()
+        assert profile is not None
         footprint = self._footprint(config, profile)
         return footprint.alive(footprint.peak(self.evaluation)[0])
 

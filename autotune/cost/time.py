@@ -71,19 +71,19 @@ class StepCost:
         adding = measured_step(self.profile.parameters, ADDING, self._rates)
         if adding is None:
             adding = 3.0 * self.profile.gradients_bytes / self._rates.bandwidth  # read both, write one
-        found = {part: accumulation * each for part, each in self._micro(samples, attended).items()}
+        micro = self._micro(samples, attended)
+        found = {part: accumulation * each for part, each in micro.items()}
         found["element-wise"] = found["element-wise"] + (accumulation - 1) * adding
         found["optimizer"] = np.full_like(samples, self._stepping())
-        found["other devices"] = self.waiting(samples, accumulation, attended)
+        found["other devices"] = self._waiting(sum(micro.values(), start=np.zeros_like(samples)), samples, accumulation)
         found["generating"] = self._generating(samples * accumulation)
         return found
 
-    def waiting(self, samples: Vector, accumulation: Vector, attended: Vector | None = None) -> Vector:
+    def _waiting(self, micro: Vector, samples: Vector, accumulation: Vector) -> Vector:
         """Return the seconds of a step that the device waits for others or for the host."""
         parallelism, network = self.spread.parallelism, self.network
         if parallelism.is_single:
             return np.zeros_like(samples)
-        micro = sum(self._micro(samples, attended).values(), start=np.zeros_like(samples))
         waiting = exposed_seconds(self.profile, parallelism, network, micro, samples, accumulation)
         if parallelism.offload == "none" or network.on_cpu:
             return waiting

@@ -88,7 +88,7 @@ def estimate(
     if not isinstance(config, TrainConfig):
         raise InputError(f"estimate: config: expected a TrainConfig, not {type(config).__name__}")
     name = model or (workload.model.reference if workload else "")
-    asked = options_of(request.EstimateOptions, {**options, "model": name})
+    asked = options_of(request.EstimateOptions, {**options, "model": name, "devices": config.parallelism.world_size})
     request.check(asked)
     point = make_point(config)
     target = request.with_packages(request.target_of(asked), point)
@@ -198,7 +198,7 @@ def survey(question: Question, notes: tuple[str, ...]) -> reports.DevicesReport:
         tried.append((forecast, configs))
         best, _ = forecast.fastest(configs, 1)
         if not best:
-            least = show_memory(forecast.device_bytes(forecast.tightest(configs)))
+            least = show_memory(forecast.estimate(forecast.tightest(configs)).memory.device_peak_bytes)
             rows.append(reports.DeviceRow(device=device, why_not=f"the least takes {least}"))
             continue
         found, largest = forecast.predicted(best[0]), forecast.largest_micro_batch(best[0])

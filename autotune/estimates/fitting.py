@@ -12,17 +12,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from autotune.cost.memory import framework_bytes
 from autotune.cost.model import CostModel
 from autotune.cost.profile import Profile
 from autotune.errors import NothingFitsError
 from autotune.estimates.forecast import Forecast, Profiles, with_micro_batches
-from autotune.estimates.report import Device, larger_device, miss
+from autotune.estimates.report import Device, miss
+from autotune.estimates.request import refusal
 from autotune.planning.plan import SearchPlan, least_states, too_large
 from autotune.space.knobs import MICRO_BATCH, allowance_of, changes, differing, in_words, make_point, shown_changes
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
 from autotune.value import Value, read_value, write_text
 from autotune.values.budget import Effort
+from autotune.values.catalogue import gpus, hypothetical
 from autotune.values.config import Allowance, Scalar, TrainConfig
 from autotune.values.estimate import Rates
 
@@ -71,8 +74,7 @@ def would_fit(
     that of the smallest allowance class, then the fastest; else several, allowed ones if they are enough, others with
     the `--allow` that they need. A whole configuration has the fastest micro-batch, unless the user has `given` one.
     """
-    needed = round(forecast.predicted(config).memory.device_interval.high)
-    device, ways = larger_device(needed, forecast.device), _Ways(forecast, config)
+    device, ways = larger_device(forecast, config), _Ways(forecast, config)
     chosen = ways.alone() or ways.together(allowance) or ways.together(Allowance.METHOD)
     changed = ways.changed(chosen) if chosen else None
     if not chosen or changed is None:
@@ -84,9 +86,21 @@ def would_fit(
     ranks = " ranks such changes" if whole and "quantization" not in chosen else ""
     allowing = "" if allowance.admits(depth) else f" (--allow {depth}{ranks})"
     fixed = {**(differing(config, forecast.plan.baseline) if whole else {}), **chosen}
-    fix, takes = ",".join(in_words(*change) for change in fixed.items()), show_memory(forecast.device_bytes(changed))
-    fits = "fits" if forecast.predicted(changed).fits == "yes" else "probably fits"
+    fix, found = ",".join(in_words(*change) for change in fixed.items()), forecast.predicted(changed)
+    takes, fits = show_memory(found.memory.device_peak_bytes), "fits" if found.fits == "yes" else "probably fits"
     return f"with --fix {fix}{allowing} it takes {takes}, which {fits}; as it is, {device}"
+
+
+def larger_device(forecast: Forecast, config: TrainConfig) -> str:
+    """Return words on the smallest GPU of the table that has the memory that a configuration takes, and can run it."""
+    needed, plan = round(forecast.predicted(config).memory.device_interval.high), forecast.plan
+    if plan.hardware.is_cpu:  # of which no CUDA context takes a part
+        needed += round(framework_bytes(hypothetical(gpus()[0]))[0])
+    for gpu in sorted((gpu for gpu in gpus() if gpu.memory_bytes >= needed), key=lambda gpu: gpu.memory_bytes):
+        hardware = hypothetical(gpu).model_copy(update={"versions": plan.hardware.versions})
+        if refusal(plan.model_copy(update={"hardware": hardware}), config) is None:
+            return f"it fits {gpu.name} (estimate --gpu) with its {show_memory(gpu.memory_bytes)}"
+    return f"it takes {show_memory(needed)}, which no GPU of the table that can run it has (--devices N: several share it)"
 
 
 class _Change(NamedTuple):

@@ -20,6 +20,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -279,11 +280,8 @@ class Forecast:
             lines.append(f"corrected by {learned} trial{'s' if learned > 1 else ''} of earlier searches")
         return tuple(lines)
 
-    def device_bytes(self, config: TrainConfig) -> int:
-        return self.estimate(config).memory.device_peak_bytes
-
     def fits(self, config: TrainConfig) -> bool:
-        return self.device_bytes(config) <= self.device.memory_bytes
+        return self.predicted(config).fits_at_all
 
     def largest_micro_batch(self, config: TrainConfig) -> int | None:
         if self.plan.workload.global_batch_size is None:  # memory rises with the micro-batch
@@ -293,7 +291,7 @@ class Forecast:
 
             return bisect.bisect_left(range(1, (1 << 20) + 1), True, key=is_too_large) or None
         # Memory need not rise here: without accumulation, no gradients are held while the next are computed.
-        configs = with_micro_batches(config, self.plan.workload)
+        configs = sorted({*with_micro_batches(config, self.plan.workload), config}, key=attrgetter(MICRO_BATCH))
         least = self.model.predict(configs).least_bytes.tolist()
         for candidate, bound in reversed(list(zip(configs, least, strict=True))):
             if bound <= self.device.memory_bytes and self.fits(candidate):

@@ -11,8 +11,9 @@ from typing import Any
 
 from autotune.cost.sharding import WAYS, Network, network_of
 from autotune.errors import InputError, NothingFitsError
+from autotune.estimates.fitting import larger_device
 from autotune.estimates.forecast import Forecast, Question
-from autotune.estimates.report import Predicted, SpreadReport, SpreadRow, larger_device, miss
+from autotune.estimates.report import Predicted, SpreadReport, SpreadRow, miss
 from autotune.estimates.request import EstimateOptions, Target, config_of, refusal
 from autotune.space.knobs import in_words
 from autotune.training.arguments import loading_bytes
@@ -72,7 +73,7 @@ def nodes_of(devices: int, nodes: int | None) -> int:
     """Return the number of nodes that hold `devices`: `nodes`, by default nodes of eight devices each."""
     count = nodes or -(-devices // 8)  # as in NVIDIA's DGX and HGX systems and most rented ones
     if devices % count:
-        raise InputError(f"--nodes {count}: does not divide the {devices} devices")
+        raise InputError(f"--nodes {count}{' (of eight)' * (nodes is None)}: does not divide the {devices} devices")
     return count
 
 
@@ -144,8 +145,7 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
                 fits = "fits" if best.predicted.fits == "yes" else "probably fits"
                 raise NothingFitsError(f"{text}; with --fix {fix} {best.way} takes {takes}, which {fits}")
         if not nearest.predicted.fits_at_all:
-            needed = round(nearest.predicted.memory.device_interval.high)
-            text += f"; as it is, {larger_device(needed, target.device)}"
+            text += f"; as it is, {larger_device(forecast, nearest.predicted.config)}"
         raise NothingFitsError(text)
     said.append(
         "each way with its best checkpointing (none, full) and micro-batch; what is given (--fix) is kept, "

@@ -9,12 +9,10 @@ import numpy as np
 from pydantic import Field
 
 from autotune.cost.corrections import Z
-from autotune.cost.memory import framework_bytes
 from autotune.cost.model import below
 from autotune.errors import InputError
 from autotune.units import show_memory
 from autotune.value import Value
-from autotune.values.catalogue import gpus, hypothetical
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.estimate import Cost, CostEstimate, MemoryBreakdown, Speed
 from autotune.values.hardware import Hardware
@@ -193,18 +191,6 @@ def miss(found: Predicted, device: Device) -> str:
     between = f"{show_memory(ends.low)} to {show_memory(ends.high)}"
     has = f"{device.name} has" if device.memory_bytes == device.hardware.memory_bytes else "the budget is"
     return f"takes {takes} ({between}); {has} {show_memory(device.memory_bytes)}"
-
-
-def larger_device(needed_bytes: int, device: Device) -> str:
-    """Return words on the smallest GPU of the table with the memory that a configuration takes on `device`."""
-    if device.hardware.is_cpu:  # of which no CUDA context takes a part
-        needed_bytes += round(framework_bytes(hypothetical(gpus()[0]))[0])
-    enough = [gpu for gpu in gpus() if gpu.memory_bytes >= needed_bytes]
-    if not enough:
-        more = f"it takes a device of {show_memory(needed_bytes)}, more than any GPU of the table has"
-        return f"{more} (--devices N: several share it)"
-    gpu = min(enough, key=lambda gpu: gpu.memory_bytes)
-    return f"it fits {gpu.name} (estimate --gpu) with its {show_memory(gpu.memory_bytes)}"
 
 
 def run_cost(predicted: Predicted, *, tokens: float, workload: Workload, parameters: int) -> RunCost:

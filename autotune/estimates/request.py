@@ -135,9 +135,9 @@ def table_target(gpu: Gpu, memory_bytes: int | None = None) -> Target:
     """Return a device of the table, with all of its memory or `memory_bytes` of it."""
     if memory_bytes is not None and memory_bytes > gpu.memory_bytes:
         raise InputError(f"--memory {show_memory(memory_bytes)}: {gpu.name} has {show_memory(gpu.memory_bytes)}")
-    hardware = hypothetical(gpu, memory_bytes=memory_bytes)
+    hardware = hypothetical(gpu)
     rates = rates_of(hardware)
-    device = Device(name=gpu.name, hardware=hardware, memory_bytes=hardware.memory_bytes, rates=rates.source)
+    device = Device(name=gpu.name, hardware=hardware, memory_bytes=memory_bytes or gpu.memory_bytes, rates=rates.source)
     note = f"{gpu.name} as its data sheet has it, nothing else on it, with the software of this machine"
     return Target(device=device, rates=rates, notes=(note,))
 

@@ -5,7 +5,7 @@ while weights are trained (TRL 1.16 has it sleep at level 2), so that the share 
 optimizer states alone. What vLLM computes with comes out of its share too, so the completions told are the most.
 """
 
-from autotune.cost.profile import Profile
+from autotune.cost.profile import REFERENCE, Profile
 from autotune.units import show_memory
 from autotune.values.estimate import MemoryBreakdown
 
@@ -21,7 +21,8 @@ def vllm_note(memory: MemoryBreakdown, profile: Profile, device_bytes: int, comp
     trains = max(phase.allocated_bytes for phase in memory.phases if phase.name != "generation")
     beyond = memory.device_peak_bytes - memory.allocated_peak_bytes
     rests = memory.weights_bytes + memory.optimizer_state_bytes + beyond
-    elements = sum(group.elements * group.count for group in profile.parameters if not group.adapter)
+    named = zip(profile.names, profile.made, strict=True)
+    elements = sum(group.elements for name, group in named if not group.adapter and not name.startswith(REFERENCE))
     weights, wide = 2 * elements, 1 if profile.family.half else 2
     cached = how.cached_bytes(how.prompt + how.completion) / wide
 

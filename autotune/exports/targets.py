@@ -216,8 +216,8 @@ def missing_script(result: ResultData, answer: str, made: Exported) -> str:
     is_named = result.workload.own_code is None and any(script in command.split() for command in made.launch)
     if not is_named or any(path.name == script for path in made.paths):
         return ""
-    own = f"{script} is a script of yours that takes these arguments"
-    return own if _is_ulysses(result) else f"{own}, or that of: {_writes_script(result, answer)}"
+    ours = "" if _is_ulysses(result) else f", or that of: {_writes_script(result, answer)}"
+    return f"{script} is a script of yours that takes these arguments{ours}"
 
 
 def _is_ulysses(result: ResultData) -> bool:

@@ -88,11 +88,11 @@ class SearchPlan(Problem):
 def with_earlier(plan: SearchPlan, earlier: ResultData) -> SearchPlan:
     """Return the plan of a search that also tries the winner of an earlier answer; InputError: it can't."""
     best, space = earlier.best.config, plan.search_space
-    reason = earlier.workload.differing(plan.workload) or space.refusal(best)
+    other = earlier.workload.differing(plan.workload)
+    reason = f"it trained something else: {other}" if other else space.refusal(best)
     if reason is None and (nearest := space.config(space.choices_of(best))) != best:
-        has = make_point(nearest)
-        others = ", ".join(in_words(name, value) for name, value in make_point(best).items() if has.get(name) != value)
-        reason = f"{others}: no choice of this search; a longer --effort has more, or a --space of your own"
+        others = ", ".join(in_words(*knob) for knob in sorted(make_point(best).items() - make_point(nearest).items()))
+        reason = f"{others}: no choice of this search, by --fix, --only, --effort or --space"
     if reason is not None:
         raise InputError(f"--against: its winner can't be tried: {reason}")
     return plan.model_copy(update={"earlier": earlier})

@@ -142,7 +142,7 @@ def check_recipe(options: WorkloadOptions) -> None:
         ("text_field", "TRL knows its columns by their names"),
         ("devices", "a recipe is tuned on one device"),
     ):
-        if name in given and not (name == "devices" and given[name] in ((), (1,))):
+        if name in given and not (name == "devices" and given[name] in ((), (1,), 1)):
             raise InputError(f"--{name.replace('_', '-')}: can't be used with {said}: {reason}")
     for name in ("generations", "reward"):
         if name in given and not kind.generates:

@@ -59,12 +59,11 @@ class Finals:
         able = [config for config in near if config != self.plan.baseline]
         finalists = able[: self.finalists + sum(map(self._has_fallen, able[: self.finalists]))]
         sizes = sorted(self.plan.world_sizes) if len(self.plan.world_sizes) > 1 else ()
-        of_each = (next((c for c in measured if c.parallelism.world_size == size), None) for size in sizes)
-        finalists = list(dict.fromkeys([*finalists, *(c for c in of_each if c not in (None, self.plan.baseline))]))
-        if self.plan.against in measured and self.plan.against != self.plan.baseline:
-            finalists = list(dict.fromkeys([*finalists, self.plan.against]))
-        if self.finalists > 1 and (flags_alone := self.flags_alone(finalists)) in measured:
-            finalists = list(dict.fromkeys([*finalists, flags_alone]))
+        finalists += [c for size in sizes for c in [c for c in measured if c.parallelism.world_size == size][:1]]
+        finalists += [c for c in measured if c == self.plan.against]
+        finalists = [c for c in dict.fromkeys(finalists) if c != self.plan.baseline]
+        flags_alone = self.flags_alone(finalists) if self.finalists > 1 else None
+        finalists += [c for c in measured if c == flags_alone and c not in finalists]
         return ([self.plan.baseline] if self.plan.baseline in measured else []) + finalists
 
     def flags_alone(self, leaders: Sequence[TrainConfig]) -> TrainConfig | None:

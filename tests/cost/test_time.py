@@ -124,12 +124,12 @@ def test_one_device_computes_adds_and_steps_without_waiting():
     adding = 3 * step.profile.gradients_bytes / step.rates.bandwidth
     micro = micro_step_seconds(step.profile, step.rates, FOUR)
     assert step.seconds(FOUR, TWO) == 2 * micro + adding + optimizer_seconds(step.profile, step.rates, step.optim)
-    assert step.waiting(FOUR, TWO) == 0
+    assert step.parts(FOUR, TWO)["other devices"] == 0
 
 
 def test_a_slow_link_is_waited_for():
     assert seconds(cost(SLOW, world_size=4)) > seconds(cost(FAST, world_size=4))
-    assert float(cost(SLOW, world_size=4).waiting(FOUR, TWO)[0]) > 0
+    assert float(cost(SLOW, world_size=4).parts(FOUR, TWO)["other devices"][0]) > 0
 
 
 def test_of_16_bit_weights_the_fp32_shards_are_updated():

@@ -1,12 +1,16 @@
 """An estimate is the cost model's prediction, by options or from Python; its notes say what was assumed."""
 
 import pytest
+from factories import make_config
 
 import autotune
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
 from autotune.errors import InputError
+from autotune.estimates.estimate import estimate
+from autotune.estimates.request import EstimateOptions, check
+from autotune.planning.options import options_of
 from autotune.storage.home import rates_of
 from autotune.training.resolve import default_task, resolve
 from autotune.units import show_memory
@@ -14,7 +18,7 @@ from autotune.values.catalogue import gpu_named, hypothetical
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import CostEstimate
 from autotune.values.techniques import LoraAdapter
-from autotune.values.workload import Workload
+from autotune.values.workload import RECIPES, Workload
 
 GPU = "rtx-3070"  # 7.8 GiB
 LORA = {"adapter": "lora", "adapter-rank": "8"}
@@ -34,6 +38,26 @@ def test_a_configuration_is_estimated_by_the_cost_model(estimated):
     assert found.predicted.accumulation_steps == 16
     alive_bytes = sum(row.allocated_bytes for row in found.alive)
     assert alive_bytes == pytest.approx(expected.memory.allocated_peak_bytes, abs=len(found.alive))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_is_not_refused_for_a_number_of_devices_that_nobody_gave(recipe):
+    pytest.importorskip("trl")
+    check(options_of(EstimateOptions, {"model": "gpt2", "gpu": GPU, "recipe": recipe}))
+
+
+def test_the_devices_of_a_configuration_need_not_be_told_again(tiny_llama):
+    config = make_config(1, parallelism={"world_size": 16})
+    alone = estimate(str(tiny_llama), config=config, gpu="a100-80gb", seq_len=128)
+    slow = estimate(str(tiny_llama), config=config, gpu="a100-80gb", seq_len=128, nodes=16)
+    assert slow.step_time_s > alone.step_time_s
+
+
+def test_zero_with_an_optimizer_without_states_is_explained(estimated):
+    fix = {"sharding": "zero_2", "optim": "sgd"}
+    found = estimated(devices=2, fix=fix, explain=True)
+    states = [row for row in found.alive if row.kind == "optimizer states"]
+    assert [(row.operator, row.tensors) for row in states] == [("others", 0)]  # DeepSpeed's weights in fp32
 
 
 def test_a_recipe_is_estimated_by_its_own_step(estimated):

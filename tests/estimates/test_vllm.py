@@ -4,7 +4,7 @@ import pytest
 from factories import GIB
 from profiles import make_group, make_profile
 
-from autotune.cost.profile import Generation
+from autotune.cost.profile import REFERENCE, Generation
 from autotune.estimates.vllm import vllm_note
 from autotune.values.estimate import MemoryBreakdown, Phase
 from autotune.values.trial import Interval
@@ -15,20 +15,29 @@ GENERATION = Generation(
     caches=((4, 1 << 20),), weights_bytes=0, words=10,
 )  # fmt: skip
 
+MEMORY = MemoryBreakdown(
+    weights_bytes=GIB, gradients_bytes=GIB, optimizer_state_bytes=3 * GIB, activations_bytes=0, temporaries_bytes=0,
+    framework_bytes=0, allocated_peak_bytes=20 * GIB, reserved_peak_bytes=20 * GIB, device_peak_bytes=20 * GIB,
+    allocated_interval=SURE, reserved_interval=SURE, device_interval=SURE, phase="generation",
+    phases=(
+        Phase(name="generation", operator="", allocated_bytes=20 * GIB),
+        Phase(name="forward and backward", operator="", allocated_bytes=10 * GIB),
+    ),
+)  # fmt: skip
+
 
 def told(device_gib: float, *, completions: int = 8, generation: Generation | None = GENERATION) -> str | None:
     """4 GiB of weights and states, 10 GiB where training peaks, 20 GiB in transformers' generation; 2 GiB for vLLM."""
     profile = make_profile(parameters=(make_group(1 << 15, 1 << 15),)).model_copy(update={"generation": generation})
-    memory = MemoryBreakdown(
-        weights_bytes=GIB, gradients_bytes=GIB, optimizer_state_bytes=3 * GIB, activations_bytes=0, temporaries_bytes=0,
-        framework_bytes=0, allocated_peak_bytes=20 * GIB, reserved_peak_bytes=20 * GIB, device_peak_bytes=20 * GIB,
-        allocated_interval=SURE, reserved_interval=SURE, device_interval=SURE, phase="generation",
-        phases=(
-            Phase(name="generation", operator="", allocated_bytes=20 * GIB),
-            Phase(name="forward and backward", operator="", allocated_bytes=10 * GIB),
-        ),
-    )  # fmt: skip
-    return vllm_note(memory, profile, int(device_gib * GIB), completions)
+    return vllm_note(MEMORY, profile, int(device_gib * GIB), completions)
+
+
+def test_a_references_weights_are_not_vllms():
+    groups = (make_group(1 << 15, 1 << 15), make_group(1 << 15, 1 << 15, trained=False))
+    profile = make_profile(parameters=groups).model_copy(update={"generation": GENERATION})
+    assert profile.made == list(groups)
+    profile = profile.model_copy(update={"names": ("weight", f"{REFERENCE}.weight")})
+    assert "vLLM's weights taking 2.00 GiB" in vllm_note(MEMORY, profile, 80 * GIB, 8)
 
 
 @pytest.mark.parametrize(

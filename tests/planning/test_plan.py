@@ -108,7 +108,10 @@ def test_an_earlier_winner_is_tried_if_it_trains_the_same_and_may_be_tried():
     wins = make_config(4)
     assert with_earlier(make_plan(), answer_of(wins)).against == wins
     longer = answer_of(wins, workload=make_workload(sequence_length=8192))
-    with pytest.raises(InputError, match=r"--against: its winner can't be tried: sequence length 8192 and \d+$"):
+    with pytest.raises(
+        InputError,
+        match=r"can't be tried: it trained something else: sequence length 8192 and \d+$",
+    ):
         with_earlier(make_plan(), longer)
     with pytest.raises(InputError, match="--against: its winner can't be tried: changes the method"):
         with_earlier(make_plan(allowance=Allowance.OPTIMIZER), answer_of(make_config(4, adapter=LoraAdapter())))
