@@ -100,7 +100,7 @@ def larger_device(forecast: Forecast, config: TrainConfig) -> str:
         hardware = hypothetical(gpu).model_copy(update={"versions": plan.hardware.versions})
         if refusal(plan.model_copy(update={"hardware": hardware}), config) is None:
             return f"it fits {gpu.name} (estimate --gpu) with its {show_memory(gpu.memory_bytes)}"
-    return f"it takes {show_memory(needed)}, which no GPU of the table that can run it has (--devices N: several share it)"
+    return f"it takes {show_memory(needed)}, and no GPU that can run it has that much (--devices N: several share it)"
 
 
 class _Change(NamedTuple):
