@@ -9,7 +9,7 @@ batch, and whether its gradient depends on the split (`execution.gradients`).
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -297,7 +297,7 @@ def _checked(knobs: Knobs) -> tuple[dict[str, Choices | None], dict[str, OwnKnob
             raise InputError(f"knobs: {name!r} is no field of TrainConfig{near}")
         if name in _NOT_HONOURED:
             raise InputError(f"knobs: {name}: {_NOT_HONOURED[name]}")
-        if choices is not None and (not isinstance(choices, list | tuple) or not choices):
+        if choices is not None and (isinstance(choices, str) or not isinstance(choices, Collection) or not choices):
             raise InputError(f"knobs: {name}: expected a list of values, not {choices!r}")
         for value in choices or ():
             if not isinstance(value, Scalar):

@@ -226,6 +226,8 @@ def test_a_knob_without_usual_values_or_without_what_it_belongs_to_is_refused():
         parameters_of(["quantization"])
     with pytest.raises(InputError, match="exists only beside dataloader_num_workers"):
         parameters_of(["dataloader_prefetch_factor"], "default")
+    given = parameters_of({"per_device_train_batch_size": range(1, 5)})
+    assert given["per_device_train_batch_size"].choices == (1, 2, 3, 4)
 
 
 def plan_of(hardware=None, knobs=KNOBS, **options):
