@@ -216,19 +216,19 @@ class CostModel:
         spread = math.exp(Z * deviation)
         samples = self.workload.samples_per_step(config)
         step_s = samples / rate
-        accumulation = self.workload.accumulation_steps(config)
-        padded = self._padded(config)
+        accumulation, padded = self.workload.accumulation_steps(config), self._padded(config)
         cost = self._step_cost(config, profile)
         parts = cost.parts(padded.mean, np.array([float(accumulation)]), padded.attended)
         whole_s = sum(float(part[0]) for part in parts.values())
         flops = accumulation * profile.needed(float(padded.mean[0]), float(padded.attended[0]))  # of one device
         peak = dense_peak(self.rates, config.precision, tf32=effective_tf32(config, self.hardware))
-        tokens, interval = self.workload.tokens_per_sample, Interval(low=rate / spread, high=rate * spread)
         used = None if peak is None else flops / step_s / peak
+        most = spread if used is None else max(1.0, min(spread, 1.0 / used))  # nothing is faster than the peak
+        tokens, interval = self.workload.tokens_per_sample, Interval(low=rate / spread, high=rate * most)
         return CostEstimate(
             memory=self.breakdown(config, profile),
             step_time_s=step_s,
-            step_time_interval=Interval(low=step_s / spread, high=step_s * spread),
+            step_time_interval=Interval(low=step_s / most, high=step_s * spread),
             samples_per_second=rate,
             samples_per_second_interval=interval,
             parts={part: share for part, seconds in parts.items() if (share := float(seconds[0]) / whole_s)},
@@ -236,7 +236,7 @@ class CostModel:
             tokens_per_second_interval=None if tokens is None else interval.times(tokens),
             flops_per_step=flops * config.parallelism.world_size,
             mfu=used,
-            mfu_interval=None if used is None else Interval(low=min(used / spread, 1.0), high=min(used * spread, 1.0)),
+            mfu_interval=None if used is None else Interval(low=min(used / spread, 1.0), high=min(used * most, 1.0)),
             notes=(_COMPILED,) if by_rule(config, profile) else (),
             host_bytes=round(self._footprint(config, profile).share.host),
         )

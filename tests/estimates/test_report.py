@@ -39,6 +39,15 @@ def test_intervals_hold_the_prediction(estimated):
     assert speed["mfu_interval"].high <= 1
 
 
+def test_no_speed_is_beyond_the_peak_of_the_device(estimated):
+    fix = {"micro-batch": "1", "precision": "bf16", "checkpointing": "full", "sharding": "fsdp_full"}
+    found = estimated(model="llama-2-7b", gpu="h100-80gb", devices=8, seq_len=4096, global_batch=64, fix=fix)
+    speed = found.predicted.speed
+    assert speed.mfu_interval.high == pytest.approx(1.0)
+    assert speed.step_time_interval.low == pytest.approx(speed.step_time_s * speed.mfu)
+    assert speed.tokens_per_second_interval.high == pytest.approx(speed.tokens_per_second / speed.mfu)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
