@@ -94,10 +94,10 @@ def would_fit(
 def larger_device(forecast: Forecast, config: TrainConfig) -> str:
     """Return words on the smallest GPU of the table that has the memory that a configuration takes, and can run it."""
     needed, plan = round(forecast.predicted(config).memory.device_interval.high), forecast.plan
-    if plan.hardware.is_cpu:  # of which no CUDA context takes a part
-        needed += round(framework_bytes(hypothetical(gpus()[0]))[0])
+    needed += plan.hardware.is_cpu * round(framework_bytes(hypothetical(gpus()[0]))[0])  # a CUDA context takes a part
     for gpu in sorted((gpu for gpu in gpus() if gpu.memory_bytes >= needed), key=lambda gpu: gpu.memory_bytes):
-        hardware = hypothetical(gpu).model_copy(update={"versions": plan.hardware.versions})
+        there = hypothetical(gpu)
+        hardware = there.model_copy(update={"versions": {**there.versions, **plan.hardware.versions}})
         if refusal(plan.model_copy(update={"hardware": hardware}), config) is None:
             return f"it fits {gpu.name} (estimate --gpu) with its {show_memory(gpu.memory_bytes)}"
     return f"it takes {show_memory(needed)}, and no GPU that can run it has that much (--devices N: several share it)"

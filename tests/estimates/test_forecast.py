@@ -72,6 +72,9 @@ def test_a_gpu_that_fits_what_another_does_not_can_run_it(estimated):
     assert "as it is, it fits " in found.would_fit
     assert "it fits t4" not in found.would_fit
     assert "it fits t4" in estimated(**given, fix=fix | {"precision": "fp16"}).would_fit
+    on_cpu = {"gpu": None, "device": "cpu", "memory_bytes": GIB}
+    compiled = estimated(**given | on_cpu, fix={"micro-batch": "1", "compile": "inductor"})
+    assert "as it is, it fits " in compiled.would_fit  # of Triton, which a GPU takes, a CPU knows nothing
 
 
 def test_where_one_change_is_not_enough_several_are_named_that_fit_together(estimated, fix_in):
