@@ -88,7 +88,7 @@ def find(
         subject = subject_of(asked, knobs, trainer=trainer, make_trainer=make_trainer, script=script, step=step)
         directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(subject.name))
         with directory, backend_of(subject.options.fleet, directory.path, device=asked.device) as backend:
-            plan = with_files(planned(subject, directory, backend, heard, stopwatch))
+            plan = with_files(planned(subject, directory, backend, heard, stopwatch, searches=True))
             directory.write_plan(plan)
             trust.remember(plan)
             return with_methods(conduct(plan, directory, backend, heard, stopwatch))
@@ -144,14 +144,24 @@ def subject_of(options: SearchOptions, knobs: Knobs | None = None, **own: Any) -
 
 
 def planned(
-    subject: Subject, directory: RunDirectory, backend: Backend, observer: Observer, stopwatch: Stopwatch
+    subject: Subject,
+    directory: RunDirectory,
+    backend: Backend,
+    observer: Observer,
+    stopwatch: Stopwatch,
+    *,
+    searches: bool = False,
 ) -> SearchPlan:
-    """Have a child process look at the model or the code, tell the notes on it, and return the plan."""
+    """Have a child process look at the model or the code, tell the notes on it, and return the plan.
+
+    A search ends, by an InfrastructureError, if that takes all its time.
+    """
     asker, options = backend.asker, subject.options
     earlier = None if options.against is None else read_result(options.against)
     asker.launch()  # the child imports libraries while this process reads the model's config
     start = start_of(options, backend.allotment)
-    asker.ends_at = stopwatch.started_at + start.budget.max_time_s
+    if searches:
+        asker.ends_at = stopwatch.started_at + start.budget.max_time_s
     asker.check_time()
     subject.keep(directory.path)
     told: list[str] = []

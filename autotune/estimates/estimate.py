@@ -14,7 +14,7 @@ from autotune.estimates import report as reports
 from autotune.estimates import request
 from autotune.estimates.fitting import nothing_fits, would_fit
 from autotune.estimates.forecast import Forecast, Question
-from autotune.estimates.many_devices import network_for, spread
+from autotune.estimates.many_devices import host_memory, network_for, spread
 from autotune.estimates.vllm import vllm_note
 from autotune.planning.options import options_of, takes_options
 from autotune.space.knobs import changes, in_words, make_point
@@ -134,6 +134,11 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
         completions = plan.workload.samples_per_step(config)
         if told := vllm_note(found.memory, profile, forecast.device.memory_bytes, completions):
             said.append(told)
+    taken, there = host_memory(question, forecast.device.hardware, found)
+    host_short = None
+    if there is not None and taken > there:
+        host_short = f"of each node's memory it takes {show_memory(taken)}, and that has {show_memory(there)}"
+        said.insert(0, f"does not fit the host: {host_short} (--host-memory)")
     if not found.fits_at_all:
         remedy = remedy or would_fit(forecast, config, Allowance.METHOD, given=point)
     return reports.ConfigReport(
@@ -142,6 +147,7 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
         predicted=found,
         largest_micro_batch=forecast.largest_micro_batch(config),
         would_fit=None if found.fits_at_all else remedy,
+        host_short=host_short,
         alive=forecast.model.alive(config) if question.options.explain else (),
         run=question.run(found),
         notes=(*said, *forecast.basis(config), *found.notes),
@@ -218,6 +224,8 @@ def survey(question: Question, notes: tuple[str, ...]) -> reports.DevicesReport:
 
 def shortfall(found: reports.Report) -> NothingFitsError | None:
     """Return an error that says by how much a single configuration misses the memory; None for any other report."""
-    if not isinstance(found, reports.ConfigReport) or found.predicted.fits_at_all:
+    if not isinstance(found, reports.ConfigReport):
         return None
+    if found.predicted.fits_at_all:
+        return NothingFitsError(f"it does not fit the host: {found.host_short}") if found.host_short else None
     return NothingFitsError(f"it does not fit: it {reports.miss(found.predicted, found.device)}; {found.would_fit}")

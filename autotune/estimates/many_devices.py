@@ -20,6 +20,7 @@ from autotune.training.arguments import loading_bytes
 from autotune.units import show_memory
 from autotune.values.catalogue import gpu_of
 from autotune.values.config import Allowance, Parallelism, Scalar
+from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 
 PREFIX = "parallelism."
@@ -83,6 +84,15 @@ def network_for(options: EstimateOptions, target: Target, devices: int) -> Netwo
     return network_of(hardware, devices, nodes=nodes, gb_s=gb_s, host_bandwidth=host_bandwidth)
 
 
+def host_memory(question: Question, hardware: Hardware, found: Predicted) -> tuple[int, int | None]:
+    """Return the bytes of a node's memory that offload, or FSDP at its start, takes, and those it has, where known."""
+    options, there = question.options, question.options.host_memory_bytes
+    if there is None and (hardware.is_cpu or hardware.driver is not None):  # the device is in this machine
+        there = hardware.host_memory_bytes
+    of_rank = max(found.host_bytes, loading_bytes(found.config, question.facts.parameters))
+    return of_rank * (options.devices // nodes_of(options.devices, options.nodes)), there
+
+
 def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadReport:
     """Return the ways to share a training among the devices, fastest first, or raise a NothingFitsError."""
     options, hardware = question.options, target.device.hardware
@@ -97,10 +107,6 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
     if question.workload.sequence_length < 8192 and f"{PREFIX}sequence_parallel" not in point:
         found = tuple(way for way in found if way.sequence_parallel == 1)
     forecast = question.forecast(target, network=network)
-    host_memory_bytes = options.host_memory_bytes  # else this machine's, if the device is in it
-    if host_memory_bytes is None and (hardware.is_cpu or hardware.driver is not None):
-        host_memory_bytes = hardware.host_memory_bytes
-
     refused: dict[str, list[str]] = {}
 
     def compared(ways: Sequence[Parallelism], point: Mapping[str, Scalar]) -> list[SpreadRow]:
@@ -111,9 +117,8 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
             if isinstance(chosen, str):
                 refused.setdefault(chosen, []).append(shown(way))
                 continue
-            of_rank = max(chosen.host_bytes, loading_bytes(chosen.config, question.facts.parameters))
-            needed = of_rank * (devices // nodes)
-            fits = host_memory_bytes is None or needed <= host_memory_bytes
+            needed, there = host_memory(question, hardware, chosen)
+            fits = there is None or needed <= there
             rows.append(SpreadRow(way=shown(way), predicted=chosen, host_bytes=needed, host_fits=fits))
         fitting = sorted((r for r in rows if r.fits_at_all), key=lambda r: -r.predicted.samples_per_second)
         others = sorted((r for r in rows if not r.fits_at_all), key=lambda r: r.predicted.memory.device_peak_bytes)
@@ -166,7 +171,7 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
         devices=devices,
         nodes=nodes,
         network_gb_s=None if nodes == 1 else network.node / 1e9,
-        host_memory_bytes=host_memory_bytes,
+        host_memory_bytes=host_memory(question, hardware, rows[0].predicted)[1],
         rows=tuple(rows),
         run=question.run(rows[0].predicted),
         refused={reason: tuple(names) for reason, names in refused.items()},

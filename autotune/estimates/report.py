@@ -90,6 +90,7 @@ class ConfigReport(EstimateReport):
     largest_micro_batch: int | None = Field(description="that fits with the other knobs as they are; None: none does")
     alive: tuple[Alive, ...] = Field(default=(), description="at the predicted peak, most first; with --explain")
     would_fit: str | None = Field(default=None, description="if it doesn't fit, the changes that would make it")
+    host_short: str | None = Field(default=None, description="how offload, or FSDP's start, exceeds a node's memory")
     run: RunCost | None = None
 
 

@@ -64,6 +64,14 @@ def test_a_configuration_that_does_not_fit_is_a_report_with_the_one_change_that_
     assert found.would_fit in str(error)
 
 
+def test_a_given_way_that_a_nodes_memory_is_too_small_for_does_not_fit(estimated):
+    how = {"devices": 2, "fix": {"sharding": "zero_3", "offload": "optimizer"}}
+    assert shortfall(estimated(**how)) is None  # that of a node of the table isn't known
+    found = estimated(**how, host_memory_bytes=1 << 10)
+    assert "of each node's memory it takes" in str(shortfall(found))
+    assert found.notes[0].startswith("does not fit the host: ")
+
+
 def test_a_gpu_that_fits_what_another_does_not_can_run_it(estimated):
     """The smallest with the memory for it is a T4, which has no bf16."""
     fix = {"micro-batch": "12", "precision": "bf16"}
