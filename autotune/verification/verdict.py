@@ -88,7 +88,7 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
             *(TrialRow(number=None, config=c, status=TrialStatus.REJECTED, cause=why) for c, why in refused.items()),
         ),
         notes=plan.notes + _plain_notes(finals.state),
-        disturbances=tuple(filter(None, [disturbance(finals)])),
+        disturbances=disturbances(finals, best),
         outshone=faster_trial(finals, best),
         search_time_s=search_time_s,
         spent=spent_on(results, search_time_s, starting or {}),
@@ -326,8 +326,8 @@ def _is_shown_faster(one: Measurement, other: Measurement) -> bool:
     return mine > theirs and show_rate(mine) != show_rate(theirs)
 
 
-def disturbance(finals: Finals) -> str | None:
-    """Return the worst disturbance of the machine in a line; None if it was quiet."""
+def disturbances(finals: Finals, best: TrainConfig) -> tuple[str, ...]:
+    """Return the worst disturbance of the machine in a line, and whether it moved the rates that stand beside it."""
     # The baseline's work is the same in each of its finals: where it takes longer, the machine has become slower.
     seen = [m.conditions for r in finals.state.results if (m := r.measurement) is not None and m.conditions is not None]
     found = []
@@ -337,9 +337,14 @@ def disturbance(finals: Finals) -> str | None:
     times = [m.step_times_s for r in finals.trials(finals.plan.baseline) if (m := r.measurement)]
     if (change := drift(times)) >= 0.03:
         found.append((change, f"its speed drifted by {change:.0%} between trials of the baseline"))
-    if not found:
-        return None
-    return f"noise: the machine was disturbed: {max(found)[1]}; a quiet one would tell more surely"
+    told = [f"noise: the machine was disturbed: {max(found)[1]}; a quiet one would tell more surely"] if found else []
+    ours, theirs = finals.merged(best), finals.merged(finals.plan.baseline)
+    if ours is not None and theirs is not None and (lead := _speedup(finals, best)) is not None:
+        quotient = finals.plan.objective.rate(ours) / finals.plan.objective.rate(theirs)
+        if not lead.interval.low <= quotient <= lead.interval.high:
+            how = f"are means, disturbed turns included, and differ by {quotient:.2f}x"
+            told.append(f"noise: the rates of winner and baseline {how}; {lead.ratio:.2f}x is by turns side by side")
+    return tuple(told)
 
 
 def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_directory: str = "") -> AutotuneError:

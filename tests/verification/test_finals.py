@@ -25,6 +25,7 @@ from autotune.values.config import TrainConfig
 from autotune.values.statistics import DRIFT
 from autotune.values.trial import Memory, Outcome, Purpose, TrialStatus
 from autotune.verification.finals import Finals
+from autotune.verification.verdict import disturbances
 from autotune.verification.verdict import verdict_of
 
 BASE, FAST, NEAR, SLOW = make_config(), make_config(16), make_config(4), make_config(2)
@@ -320,6 +321,15 @@ def test_a_speedup_in_turn_is_that_of_the_pairs_of_turns_however_the_machine_dri
     lead = search.finals.speedup(FAST, BASE)
     assert lead.ratio == pytest.approx(1.25)
     assert 1.2 < lead.interval.low < lead.interval.high < 1.3
+
+
+@pytest.mark.parametrize(("once", "told"), [(1.0, False), (9.0, True)], ids=["even", "a turn that others took"])
+def test_rates_that_contradict_the_speedup_are_explained(once, told):
+    search = InTurn(SEARCHED, finalists=1)
+    ours = (once * 1.6 / 1.25, *(1.6 / 1.25,) * 23)
+    search.take_turns({BASE: (1.6,) * 24, FAST: ours})
+    found = " ".join(disturbances(search.finals, FAST))
+    assert ("differ by 0.94x; 1.25x is by turns side by side" in found) == told
 
 
 def test_the_next_run_of_what_ran_in_turn_deviates_as_the_parts_of_all_contenders_do():
