@@ -25,8 +25,7 @@ from autotune.values.config import TrainConfig
 from autotune.values.statistics import DRIFT
 from autotune.values.trial import Memory, Outcome, Purpose, TrialStatus
 from autotune.verification.finals import Finals
-from autotune.verification.verdict import disturbances
-from autotune.verification.verdict import verdict_of
+from autotune.verification.verdict import disturbances, verdict_of
 
 BASE, FAST, NEAR, SLOW = make_config(), make_config(16), make_config(4), make_config(2)
 SPACE = load_space("cpu")  # read once
