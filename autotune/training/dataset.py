@@ -208,11 +208,15 @@ def row_order(
 ) -> NDArray[np.int64]:
     """Return row numbers in the order in which a trial reads them, by the tokens of all rows; `rows` are read at most.
 
-    The `longest_first` longest come first, in each of the first `STEPS_TO_PEAK` steps.
+    The `longest_first` longest come first, in each of the first `STEPS_TO_PEAK` steps; the others are repeated.
     """
     longest, seed = np.tile(np.argsort(-lengths, kind="stable")[:longest_first], STEPS_TO_PEAK), workload.seed
+
+    def read(rest: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.concatenate([longest, np.resize(rest, max(len(rest), rows - len(longest)))])
+
     if config.is_balanced or config.train_sampling_strategy == "random":
-        return np.concatenate([longest, np.random.default_rng(seed).permutation(len(lengths))])
+        return read(np.random.default_rng(seed).permutation(len(lengths)))
     if config.train_sampling_strategy == "sequential":
         rest = np.arange(len(lengths))
     else:
@@ -227,7 +231,7 @@ def row_order(
         rest = drawn[np.array(order, dtype=np.int64)]
     micro_batch = config.per_device_train_batch_size
     if (count := len(rest) // micro_batch) == 0:
-        return np.concatenate([longest, rest])
+        return read(rest)
     # Whole micro-batches, in an order in which the first few have the lengths of all: sorted by their longest sample,
     # they are visited in steps of the golden ratio, which never leave a large gap.
     batches = rest[: count * micro_batch].reshape(count, micro_batch)
@@ -236,4 +240,4 @@ def row_order(
     visits: dict[int, None] = {}
     while len(visits) < count:
         visits[next(turns)] = None
-    return np.concatenate([longest, by_length[list(visits)].reshape(-1)])
+    return read(by_length[list(visits)].reshape(-1))

@@ -152,13 +152,13 @@ def _special(config: Any) -> tuple[int, int]:
     return pad, end
 
 
-def order_of(dataset: Any, longest_first: int, workload: Workload) -> Any:
-    """Return the numbers of rows in the order in which a trial reads them; the longest of a file come first."""
-    order = np.resize(np.random.default_rng(workload.seed).permutation(len(dataset)), max(len(dataset), _MOST_ROWS))
+def order_of(dataset: Any, longest_first: int, workload: Workload, rows: int) -> Any:
+    """Return the numbers of `rows` in the order in which a trial reads them; the longest of a file come first."""
+    order = np.random.default_rng(workload.seed).permutation(len(dataset))
     if workload.dataset is None:
-        return order
-    longest = np.argsort(-row_lengths(dataset), kind="stable")[:longest_first]
-    return np.concatenate([np.tile(longest, STEPS_TO_PEAK), order])
+        return np.resize(order, rows)
+    longest = np.tile(np.argsort(-row_lengths(dataset), kind="stable")[:longest_first], STEPS_TO_PEAK)
+    return np.concatenate([longest, np.resize(order, max(len(order), rows - len(longest)))])
 
 
 def row_lengths(dataset: Any) -> NDArray[np.int64]:
@@ -220,8 +220,9 @@ def recipe_trainer(
     ):
         given |= {"processing_class": tokenizer_of(workload, model.config), "callbacks": list(callbacks)}
         trainer = trainer_class(model=model, args=config, train_dataset=rows, **given)
-    order = order_of(trainer.train_dataset, longest_first, workload)[: distinct // recipe.generations]
-    trainer.train_dataset = trainer.train_dataset.select(np.resize(order, samples // recipe.generations))
+    prompts, longest = samples // recipe.generations, longest_first // recipe.generations
+    order = order_of(trainer.train_dataset, longest, workload, prompts)[: distinct // recipe.generations]
+    trainer.train_dataset = trainer.train_dataset.select(np.resize(order, prompts))
     return trainer, sample_s
 
 

@@ -189,6 +189,8 @@ def test_a_files_longest_row_comes_first_though_few_rows_are_read(trainer_of, tm
     decode = trainer.processing_class.decode
     texts = [first["prompt"]] if name == "grpo" else [decode(first[c]) for c in first if c.endswith("_ids")]
     assert "longest longest" in " ".join(texts)
+    second_step = 4 // fields_of(name)["recipe"].generations  # when there are optimizer states
+    assert trainer.train_dataset[second_step] == first
 
 
 @pytest.mark.parametrize("name", RECIPES)
