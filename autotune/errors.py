@@ -3,18 +3,14 @@
 Anything else that reaches the command line is a bug of ours (exit code 1); Ctrl-C is 130.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import errno
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pydantic import ValidationError
 
 # Words for users, by pydantic's name of an error (https://docs.pydantic.dev/latest/errors/validation_errors), whose own
@@ -47,13 +43,13 @@ def complaint(error: Mapping[str, Any]) -> str:
     return words.format(**context) if words is not None else str(error["msg"]).removeprefix("Value error, ")
 
 
-def located(error: ValidationError, whole: str = "") -> str:
+def located(error: "ValidationError", whole: str = "") -> str:
     """Return the first mistake after its place, or that of the `whole`: 'best.config.optim: is missing'."""
     first = error.errors()[0]
     return ": ".join(filter(None, (".".join(map(str, first["loc"])) or whole, complaint(first))))
 
 
-def first_complaint(error: ValidationError) -> str:
+def first_complaint(error: "ValidationError") -> str:
     """Return what is wrong with the first wrong field; if it may have several types, what each of them expects."""
     errors = error.errors()
     several = dict.fromkeys(complaint(e) for e in errors if e["loc"][:1] == errors[0]["loc"][:1])

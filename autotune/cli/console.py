@@ -4,8 +4,6 @@ The options of `find`, `script` and `estimate` are made from fields (`autotune.p
 used, as they are slow to import. Values are passed on as text, which the fields parse and check.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
@@ -128,7 +126,7 @@ def show(document: Any, table: Any, *, as_json: bool) -> None:
         stdout().print(table, highlight=False)
 
 
-def progress(*, quiet: bool, verbose: bool) -> Progress:
+def progress(*, quiet: bool, verbose: bool) -> "Progress":
     """Return what shows the progress of a search on stderr; InputError: both are asked for."""
     from autotune.output.progress import Progress
 

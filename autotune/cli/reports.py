@@ -3,8 +3,6 @@
 And those on finished searches: `report`, `explain`, `compare` and `export`.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -120,7 +118,7 @@ def forget(
     console.show({"searches": len(found), "trials": trials}, f"forgotten: {counted}", as_json=as_json)
 
 
-def _database() -> Record:
+def _database() -> "Record":
     from autotune.storage.record import VARIABLE, record
 
     found = record()

@@ -3,8 +3,6 @@
 Progress is drawn on stderr; the answer is printed on stdout.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Callable
@@ -199,7 +197,7 @@ def _find(
 
 def _watched(
     context: typer.Context,
-    search: Callable[..., TuningResult],
+    search: Callable[..., "TuningResult"],
     directory: Path,
     output: str | Path | None,
     **shown: bool,

@@ -4,8 +4,6 @@ Only trials on devices of one kind can be compared, so a search uses the nodes o
 time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging
@@ -26,7 +24,7 @@ from autotune.version import __version__
 
 
 @contextlib.contextmanager
-def joined(address: str | None) -> Iterator[Cluster]:
+def joined(address: str | None) -> Iterator["Cluster"]:
     """Yield the cluster at `address`; None: the one of RAY_ADDRESS, or one that is started on this machine.
 
     MachineError: Ray isn't installed; InputError: that is no address; InfrastructureError: it doesn't let us in.

@@ -10,8 +10,6 @@ from the config at each call. If the gradients still differ, the whole batch is 
 chance changes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import traceback
@@ -215,7 +213,7 @@ class _Step:  # of a loop, as it was seen
     def gradient(self) -> Gradient:
         return Gradient(math.hypot(*(g.norm for g in self.gradients)), torch.cat([g.elements for g in self.gradients]))
 
-    def is_like(self, other: _Step) -> bool:  # both begin from the same weights and are given the same samples
+    def is_like(self, other: "_Step") -> bool:  # both begin from the same weights and are given the same samples
         is_same = len(self.weights) == len(other.weights) and all(map(torch.equal, self.weights, other.weights))
         return is_same and self.rows == other.rows and (bool(self.rows) or not self.samples)
 

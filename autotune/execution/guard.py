@@ -16,8 +16,6 @@ its cache back and asks again before it fails at *fraction x total memory*. So t
 The reserve is for the first step's own kernels. If the device shares the host's memory, the cap is the budget.
 """
 
-from __future__ import annotations
-
 import abc
 import contextlib
 import os
@@ -44,7 +42,7 @@ from autotune.values.trial import Memory, worst_memory
 _RESERVE_BYTES = 64 << 20
 
 
-def memory_guard(device: str, budget_bytes: int) -> MemoryGuard:
+def memory_guard(device: str, budget_bytes: int) -> "MemoryGuard":
     return CpuGuard(budget_bytes) if device == "cpu" else CudaGuard(device, budget_bytes)
 
 

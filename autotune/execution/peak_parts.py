@@ -5,8 +5,6 @@ Blocks that nobody's forward pass made are gradients, optimizer states, or tempo
 optimizer.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 from collections import Counter

@@ -7,8 +7,6 @@ process, with a thread for each trial that runs. Trials of a place run in a dire
 serves it on a node ends what an actor that died there has left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import itertools

@@ -4,8 +4,6 @@ By what both have measured of the same configuration: the first one's winner, or
 those of a next run, so they hold between machines too, and the ratio's is of both.
 """
 
-from __future__ import annotations
-
 import math
 
 from rich.console import Group, RenderableType

@@ -5,8 +5,6 @@ and records the reasons. A :class:`History` rules out configurations without a c
 those that surely need as much, and steps that don't wait for data other ways of loading them.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -272,7 +270,7 @@ class History:
         if result.status is TrialStatus.OUT_OF_MEMORY and not result.is_excused:
             self.shortages.append(result)
 
-    def with_results(self, results: Iterable[TrialResult]) -> History:
+    def with_results(self, results: Iterable[TrialResult]) -> "History":
         other = History(self._objective)
         for result in (*self.results, *results):
             other.add(result)

@@ -11,8 +11,6 @@ from their binaries, so that any build of torch is served.
 The second makes a wheel of them, for machines of the same versions without a compiler (glibc 2.28 or later).
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import importlib.metadata

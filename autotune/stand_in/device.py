@@ -1,7 +1,5 @@
 """A process on the stand-in for GPUs: its environment variables."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from pathlib import Path

@@ -7,8 +7,6 @@ the model's own arithmetic. A fraction that is read of it (a loss, a norm) is 0;
 read, by which a program may decide how to go on, `UnknownValueError` is raised with the place.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import sys

@@ -7,8 +7,6 @@ the URL of an Optuna `RDBStorage`, or is "off". Many searches may write at once.
 one line. A URL holds a password, and drivers repeat parts of it: so of what a driver says only known words are shown.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools
@@ -67,7 +65,7 @@ _NO_URL = (
 )
 
 
-def record() -> Record | None:
+def record() -> "Record | None":
     """Return the user's record, None if it is off; InputError, MachineError: no database's URL, or no driver."""
     named = os.environ.get(VARIABLE, "").strip()
     return None if named.lower() == "off" else Record(named or home() / RECORD_FILE)

@@ -18,8 +18,6 @@ somebody else: its arguments follow from its configuration, workload and hardwar
 read, and a file with other arguments is refused.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
@@ -70,7 +68,7 @@ class RunDirectory:
         self._made_here = self._has_begun = False
 
     @classmethod
-    def create(cls, path: Path) -> RunDirectory:
+    def create(cls, path: Path) -> "RunDirectory":
         """Return a new run directory, made and writable; RunDirectoryError: it isn't, or holds a search already."""
         directory = cls(path, is_new=True)
         directory._open_lock().close()
@@ -78,7 +76,7 @@ class RunDirectory:
         return directory
 
     @classmethod
-    def existing(cls, path: Path) -> RunDirectory:
+    def existing(cls, path: Path) -> "RunDirectory":
         """Return the directory of an earlier search; RunDirectoryError: it holds none, or a link leads out of it."""
         if not (path / PLAN_FILE).is_file():
             raise RunDirectoryError(f"{path}: holds no search (no {PLAN_FILE}); `autotune find` starts one")
@@ -187,7 +185,7 @@ class RunDirectory:
             return False
         return False
 
-    def inside(self, name: str) -> RunDirectory:
+    def inside(self, name: str) -> "RunDirectory":
         """Return a directory of further trials inside this one, made if it isn't there."""
         path = self.path / name
         with writing(str(path), RunDirectoryError):

@@ -6,8 +6,6 @@ number of optimizer steps from the same weights on the same samples, so that the
 compared (`verification.loss_check`). A *profile* records what the device does in a step.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -41,7 +39,7 @@ class Budget(Value):
     final_rounds: PositiveInt = Field(description="times each finalist and the baseline are measured, in turn")
 
     @model_validator(mode="after")
-    def _check(self) -> Budget:
+    def _check(self) -> "Budget":
         if self.trial_timeout_s > self.max_time_s:
             raise ValueError(f"a trial of {self.trial_timeout_s} s is longer than the search of {self.max_time_s} s")
         return self
@@ -69,7 +67,7 @@ class Budget(Value):
             remedies.insert(0, f"--effort {longer} (trials of up to {show_time(Budget.of(longer).trial_timeout_s)})")
         return f"{', '.join(remedies[:-1])} or {remedies[-1]} may help"
 
-    def limited(self, *, max_trials: int | None = None, max_time_s: float | None = None) -> Budget:
+    def limited(self, *, max_trials: int | None = None, max_time_s: float | None = None) -> "Budget":
         """Return the budget with these limits of the search; a trial may take no longer than the search."""
         given: dict[str, float] = {} if max_trials is None else {"max_trials": max_trials}
         if max_time_s is not None:
@@ -78,7 +76,7 @@ class Budget(Value):
         return Budget.model_validate({**self.model_dump(), **given})
 
     @classmethod
-    def of(cls, effort: Effort) -> Budget:
+    def of(cls, effort: Effort) -> "Budget":
         """Return the limits that `effort` stands for."""
         return _BUDGETS[effort]
 

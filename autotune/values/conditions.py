@@ -3,8 +3,6 @@
 `autotune.execution.noise` samples the conditions during the measured steps.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Sequence
@@ -55,7 +53,7 @@ class Conditions(Value):
         lost = host_share or 0.0
         return lost if self.idle_share is None else min(lost, self.idle_share)
 
-    def with_waits(self, data_wait_share: float | None) -> Conditions:
+    def with_waits(self, data_wait_share: float | None) -> "Conditions":
         """Return these conditions with a GPU's idle share of at least `data_wait_share`, which NVML's samples miss."""
         if self.idle_share is None:
             return self

@@ -4,8 +4,6 @@ Each field of `TrainConfig` and `Parallelism` has a :class:`Knob` in a table; a 
 Code that exports, names, predicts or shows knobs reads this metadata instead of listing fields.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
@@ -36,7 +34,7 @@ class Allowance(StrEnum):
         """Position from the strictest (0) to the freest (3)."""
         return list(Allowance).index(self)
 
-    def admits(self, other: Allowance) -> bool:
+    def admits(self, other: "Allowance") -> bool:
         """Whether a change of class `other` is allowed."""
         return other.rank <= self.rank
 

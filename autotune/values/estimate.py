@@ -1,7 +1,5 @@
 """Predictions of the cost model for a configuration: memory by component and time, with 95 % intervals."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -22,7 +20,7 @@ class Timings(Value):
     operator_s: float = Field(ge=0)  # seconds of Python and autograd beside each operator, views too
     micro_step_s: float = Field(ge=0)  # seconds of the Trainer for each micro-step
 
-    def updated(self, later: Timings) -> Timings:
+    def updated(self, later: "Timings") -> "Timings":
         """Return these with the operators and optimizers of `later`, which replace those of the same name."""
         both = {name: {**getattr(self, name), **getattr(later, name)} for name in ("operators", "optimizers")}
         return self.model_copy(update=both)

@@ -3,8 +3,6 @@
 `autotune.training.resolve` makes a :class:`ModelSpec` of a name, `autotune.training.facts` reads :class:`ModelFacts`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from enum import StrEnum
@@ -29,7 +27,7 @@ class Task(StrEnum):
     OWN = "own"  # the user's training loop, whose task is unknown
 
     @classmethod
-    def heads(cls) -> tuple[Task, ...]:
+    def heads(cls) -> tuple["Task", ...]:
         return tuple(task for task in cls if task is not cls.OWN)
 
     @property

@@ -3,8 +3,6 @@
 The command line displays the events, callers of the API may observe them.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable
@@ -122,7 +120,7 @@ class Phase(StrEnum):
     EXPLAINING = "explaining"
 
     @classmethod
-    def of(cls, purpose: Purpose) -> Phase:
+    def of(cls, purpose: Purpose) -> "Phase":
         phases = {Purpose.BASELINE: cls.BASELINE, Purpose.SEARCH: cls.SEARCHING, Purpose.FINAL: cls.CONFIRMING}
         return {**phases, Purpose.EXPLAIN: cls.EXPLAINING}.get(purpose, cls.CHECKING)
 

@@ -4,8 +4,6 @@
 `output.gather` makes the report of a run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -124,7 +122,7 @@ class TrialRow(Value):
     cause: str | None = None  # why it has no measurement, or was refused
 
     @classmethod
-    def of(cls, trial: TrialResult, ended_s: float | None = None) -> TrialRow:
+    def of(cls, trial: TrialResult, ended_s: float | None = None) -> "TrialRow":
         measured, memory = trial.measurement, trial.outcome.memory
         return cls(
             number=trial.request.number,

@@ -5,8 +5,6 @@ tuner alone merges them into a :class:`TrialResult` in `result.json`. A failed t
 status and a cause and raises no exception in the tuner.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -198,7 +196,7 @@ class Interval(Value):
         """Whether its ends are within a factor of two; a wider interval isn't shown as figures."""
         return self.low > 0 and self.high <= 2 * self.low
 
-    def times(self, factor: float) -> Interval:
+    def times(self, factor: float) -> "Interval":
         return Interval(low=self.low * factor, high=self.high * factor)
 
 
