@@ -14,14 +14,7 @@ from autotune.execution.ray_pool import RayPool
 from autotune.integrations.trackers import check as check_trackers
 from autotune.output.progress import observing
 from autotune.planning.options import SearchOptions, options_of, takes_options
-from autotune.planning.plan import (
-    SearchPlan,
-    changed_files,
-    differences,
-    reopened,
-    with_earlier,
-    with_files,
-)
+from autotune.planning.plan import SearchPlan, changed_files, differences, reopened, with_earlier, with_files
 from autotune.planning.planner import Subject, start_of
 from autotune.planning.user_code import Knobs, UserLoop, UserTrainer
 from autotune.search.cost_model import cost_model
