@@ -37,7 +37,7 @@ from autotune.execution.guard import MemoryGuard, memory_guard
 from autotune.execution.token_ring import Turns
 from autotune.stand_in.device import bypass
 from autotune.value import open_own, read_value, write_text, write_value
-from autotune.values.hardware import allocator_settings, installed_versions
+from autotune.values.hardware import allocator_settings, capability_of, cuda_used_bytes, installed_versions, nvml_handle
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Failure, Outcome, Phases, TrialRequest, TrialStatus
 
@@ -165,8 +165,6 @@ def _preload(device: str) -> bool:
     """Import what every trial needs; return whether this process may be forked."""
     import torch
 
-    from autotune.values.hardware import capability_of, nvml_handle
-
     def capability(device: object = None) -> tuple[int, int]:  # bitsandbytes asks, and torch would make a context
         return capability_of(nvml_handle("cuda:0"))
 
@@ -194,8 +192,6 @@ def _survives_fork(device: str) -> bool:
     if pid == 0:
         try:
             import torch
-
-            from autotune.values.hardware import cuda_used_bytes
 
             torch.ones(1, device=device)
             cuda_used_bytes(device)

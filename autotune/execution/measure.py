@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 from autotune.execution import environment
@@ -58,8 +59,6 @@ class Compilations:
             compiler.on_compile_start(self._note)
             self._is_listening, seen = True, 1  # torch has imported it since then, to compile
         if self._ranks:
-            import torch
-
             environment.wait_for_all(of_all := torch.tensor([seen]))
             seen = int(of_all)
         return seen > 0

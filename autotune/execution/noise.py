@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+import pynvml
 
 from autotune.values.conditions import Conditions, throttle_reasons
+from autotune.values.hardware import nvml_handle, whole_device
 
 
 class Counters(NamedTuple):
@@ -107,10 +109,6 @@ def watch(device: str, *, ranks: bool = False) -> HostWatch:
     """Return the watch for `device`; without NVML, the host's."""
     if device == "cpu":
         return HostWatch(ranks=ranks)
-    import pynvml
-
-    from autotune.values.hardware import nvml_handle, whole_device
-
     try:  # of a MIG instance the driver tells neither temperature nor clocks
         return NvmlWatch(whole_device(nvml_handle(device)), pynvml, ranks=ranks)
     except (pynvml.NVMLError, IndexError):

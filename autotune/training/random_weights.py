@@ -128,7 +128,6 @@ def shard_model(model: PreTrainedModel, degrees: dict[str, Any]) -> PreTrainedMo
     `distributed_config`. The model is on a device, if its weights are to be split, or on the meta device, for new ones.
     `degrees` are of `DistributedConfig`; ValueError: the class has no plan.
     """
-    from torch import distributed
     from torch.distributed.tensor import DTensor
 
     is_made = not any(parameter.is_meta for parameter in model.parameters())
@@ -144,7 +143,7 @@ def shard_model(model: PreTrainedModel, degrees: dict[str, Any]) -> PreTrainedMo
         for parameter in model.parameters():
             if not isinstance(parameter.data, DTensor):  # the plan doesn't name it: each rank has drawn its own
                 parameter.data = parameter.data.to(device)
-                distributed.broadcast(parameter.data, src=0)
+                torch.distributed.broadcast(parameter.data, src=0)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
