@@ -103,9 +103,7 @@ def rehearse(
         try:
             answer = answers.validate_json((folder / "answer.json").read_bytes())
         except (OSError, ValueError):
-            said = next(
-                (line for line in reversed(done.stderr.splitlines()) if line.strip()), f"exit {done.returncode}"
-            )
+            said = (done.stderr.strip() or f"exit {done.returncode}").splitlines()[-1]
             raise InfrastructureError(f"the rehearsal's process failed: {said}") from None
         kept = answer.message if isinstance(answer, Refusal) else answer.refused or ""
     finally:

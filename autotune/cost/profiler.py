@@ -99,7 +99,7 @@ class _Profiler:
         depths = {s.field: s.base + s.period for s in found}
         deep = self._traced(config, depths)
         lacking = [self._traced(config, {**depths, s.field: s.base}) for s in found]
-        times = [round(s.more) - 1 for s in found]
+        times = [round((s.depth - s.base) / s.period) - 1 for s in found]
         made = order_of(deep.parameters, [short.parameters for short in lacking], times)
         groups = Counter(deep.parameters[at] for at in made)
         counted = sum(count * group.elements for group, count in groups.items() if not group.adapter)

@@ -71,7 +71,7 @@ class StepCost:
         adding = measured_step(self.profile.parameters, ADDING, self._rates)
         if adding is None:
             adding = 3.0 * self.profile.gradients_bytes / self._rates.bandwidth  # read both, write one
-        micro = self._micro(samples, attended)
+        micro = micro_step_parts(self.profile, self._rates, samples, attended, tf32=self.tf32, compiled=self.compiled)
         found = {part: accumulation * each for part, each in micro.items()}
         found["element-wise"] = found["element-wise"] + (accumulation - 1) * adding
         found["optimizer"] = np.full_like(samples, self._stepping())
@@ -100,9 +100,6 @@ class StepCost:
         products = {arithmetic: flops / share for arithmetic, flops in rates.matmul_flops.items()}
         shared = {"matmul_flops": products, "bandwidth": rates.bandwidth / share, "timings": None}
         return rates.model_copy(update=shared)
-
-    def _micro(self, samples: Vector, attended: Vector | None) -> dict[StepPart, Vector]:
-        return micro_step_parts(self.profile, self._rates, samples, attended, tf32=self.tf32, compiled=self.compiled)
 
     def _generating(self, completions: Vector) -> Vector:
         """Return the seconds in which so many completions are generated.

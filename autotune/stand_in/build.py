@@ -178,12 +178,8 @@ def _library_versions(site: Path) -> dict[str, int]:
 
 def _sonames(libraries: Iterable[Path]) -> dict[str, str]:
     """Return the libraries of CUDA that `libraries` need, such as libcublas.so.13, and their names, such as cublas."""
-    found = {}
-    for library in libraries:
-        for soname, name in _NEEDED.findall(_output("readelf", "-d", library)):
-            if name in _PREFIXES:
-                found[soname] = name
-    return found
+    said = "".join(_output("readelf", "-d", library) for library in libraries)
+    return {soname: name for soname, name in _NEEDED.findall(said) if name in _PREFIXES}
 
 
 def _belongs(symbol: str, version: str, soname: str, name: str) -> bool:

@@ -110,11 +110,7 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
         return arguments | _fsdp(config, hardware)
     if spread.sharding in ZERO_STAGES:
         return arguments | {"deepspeed": _deepspeed(config, hardware)}
-    if spread.ddp_bucket_cap_mb is not None:
-        arguments["ddp_bucket_cap_mb"] = spread.ddp_bucket_cap_mb
-    if spread.ddp_find_unused_parameters is not None:
-        arguments["ddp_find_unused_parameters"] = spread.ddp_find_unused_parameters
-    return arguments
+    return arguments | spread.model_dump(include={"ddp_bucket_cap_mb", "ddp_find_unused_parameters"}, exclude_none=True)
 
 
 def _of_trl(recipe: Recipe, config: TrainConfig, sequence_length: int) -> dict[str, Any]:

@@ -167,11 +167,6 @@ class Stack:
     base: int  # layers of the shallowest model that has every kind of layer
     period: int  # layers after which the kinds repeat
 
-    @property
-    def more(self) -> float:
-        """Periods of the full depth beyond the base."""
-        return (self.depth - self.base) / self.period
-
 
 def stacks(config: Any, every: int = 1, leading: int = 0) -> tuple[Stack, ...]:
     """Return the stacks of layers of a library config; none if it doesn't say its depth.

@@ -71,19 +71,17 @@ def resolve(reference: str, *, revision: str | None = None, trust_remote_code: b
 def _hub_config_file(name: str, revision: str | None) -> Path:
     """Return the path of a hub model's config.json in the local cache, fetching it if the hub answers."""
     import huggingface_hub as hub
-    from huggingface_hub import constants, errors
+    from huggingface_hub import errors
 
     try:
         cached = hub.try_to_load_from_cache(name, "config.json", revision=revision)
         if isinstance(cached, str):
             return Path(cached)
-        if constants.HF_HUB_OFFLINE:
-            raise _unknown(name, "not cached, and HF_HUB_OFFLINE is set")
         # The download would repeat its attempts for minutes if nobody answers.
         hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json", revision=revision), timeout=5.0)
         return Path(hub.hf_hub_download(name, "config.json", revision=revision))
-    except UnknownModelError:
-        raise
+    except errors.OfflineModeIsEnabled:
+        raise _unknown(name, "not cached, and HF_HUB_OFFLINE is set") from None
     except errors.HFValidationError:
         raise _unknown(name, "and no hub id") from None
     except errors.GatedRepoError as error:
