@@ -195,8 +195,7 @@ def _busy(
     transfer = work["kind"] == TRANSFER
     share = np.where(contraction | transfer, 1.0, COMPILED_SHARE if compiled else 1.0)
     moving = moved * share[:, None] / np.where(transfer, rates.host_bandwidth, rates.bandwidth)[:, None]
-    busy: Vector = np.maximum(computing, moving)
-    return busy
+    return np.maximum(computing, moving)
 
 
 def worth_measuring(profiles: Sequence[Profile], rates: Rates, largest: int) -> list[str]:

@@ -66,8 +66,7 @@ class Candidates:
         if run_samples is None:
             return rates
         compile_s = self._compile_s * np.array([is_compiled(config) for config in configs])
-        slowed: Vector = 1.0 / (1.0 / rates + compile_s / run_samples)
-        return slowed
+        return 1.0 / (1.0 / rates + compile_s / run_samples)
 
     @property
     def _compile_s(self) -> float:
@@ -94,8 +93,7 @@ class Candidates:
         step_s = np.multiply(shares, samples) / self._predicted.samples_per_second
         discarded = np.maximum(np.ceil(budget.discarded_s / step_s), budget.discarded_steps - 1)
         measured = np.minimum(np.ceil(budget.measure_time_s / step_s), 6)  # see `StepTimer`
-        least_s: Vector = np.fmax(self._trial_s(history), (1 + discarded + measured) * step_s)
-        return least_s
+        return np.fmax(self._trial_s(history), (1 + discarded + measured) * step_s)
 
     @property
     def has_all_predictions(self) -> bool:

@@ -117,12 +117,8 @@ def _of_trl(recipe: Recipe, config: TrainConfig, sequence_length: int) -> dict[s
     arguments: dict[str, Any] = {"max_length": sequence_length}
     if recipe.kind.generates:
         arguments = {"num_generations": recipe.generations, "max_completion_length": recipe.completion_length}
-        if config.generation_batch_size is not None:
-            arguments["generation_batch_size"] = config.generation_batch_size
-    if config.pad_to_multiple_of is not None:
-        arguments["pad_to_multiple_of"] = config.pad_to_multiple_of
-    if config.precompute_ref_log_probs:
-        arguments["precompute_ref_log_probs"] = True
+    knobs = {"generation_batch_size", "pad_to_multiple_of", "precompute_ref_log_probs"}
+    arguments |= config.model_dump(include=knobs, exclude_defaults=True)
     if recipe.kind.coupled is not None:  # KTO takes no other order
         arguments["train_sampling_strategy"] = "sequential"
     return arguments

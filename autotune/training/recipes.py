@@ -88,8 +88,7 @@ def _tokens(workload: Workload, directory: Path) -> NDArray[np.int64]:
         plain = {"train_sampling_strategy": "sequential", "bf16": False, "use_cpu": True, "report_to": "none"}
         arguments = getattr(trl, recipe.kind.config)(scratch, max_length=workload.sequence_length, **plain)
         made = trainer_class(model=model, args=arguments, train_dataset=rows, processing_class=tokenizer, **given)
-    lengths: NDArray[np.int64] = np.minimum(row_lengths(made.train_dataset), workload.sequence_length)
-    return lengths
+    return np.minimum(row_lengths(made.train_dataset), workload.sequence_length)
 
 
 def reward_function(recipe: Recipe) -> Callable[..., list[float]]:
