@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class Value(BaseModel):
@@ -123,3 +123,11 @@ def read_unchanged(path: Path, sha256: str) -> bytes:
 def read_value(kind: type[V], path: Path) -> V:
     """Return the value in `path`; OSError, pydantic.ValidationError: it can't be read, or is no such value."""
     return kind.model_validate_json(path.read_bytes())
+
+
+def found_value(kind: type[V], path: Path) -> V | None:
+    """Return the value in `path`, None if `read_value` refuses it."""
+    try:
+        return read_value(kind, path)
+    except (OSError, ValidationError):
+        return None

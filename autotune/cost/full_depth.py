@@ -241,5 +241,4 @@ def _ends_with_layer(rows: Vector, length: int) -> NDArray[np.bool_]:
 def _outside(positions: Vector, layer: _Layer, n: int) -> Vector:
     """Return where operators outside of the repeated layer come to be."""
     (f0, lf), (b0, lb) = layer
-    moved: Vector = positions + np.where(positions < f0 + lf, 0, np.where(positions < b0 + lb, n * lf, n * (lf + lb)))
-    return moved
+    return positions + np.where(positions < f0 + lf, 0, np.where(positions < b0 + lb, n * lf, n * (lf + lb)))

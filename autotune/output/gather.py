@@ -5,8 +5,6 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from autotune.cost.model import CostModel
 from autotune.estimates.forecast import Traces
 from autotune.planning.options import SearchOptions, fields_by_name
@@ -15,7 +13,7 @@ from autotune.planning.user_code import DECIDED_BY_CODE
 from autotune.space.knobs import changes
 from autotune.storage.home import rates_of
 from autotune.storage.run_directory import EXPLAIN_FOLDER, RunDirectory, read_plan, trial_folders
-from autotune.value import read_value
+from autotune.value import found_value
 from autotune.values.result import Breakdown, ResultData, RunReport, rows_of
 from autotune.values.time_spent import spent_on
 from autotune.values.workload import OwnCode
@@ -90,9 +88,8 @@ def _breakdowns(
 ) -> tuple[tuple[Breakdown, ...], str | None]:
     """Return the predicted memory of baseline and winner, corrected by the trials, or why there is none."""
     plan = finals.plan
-    try:
-        traces = read_value(Traces, directory.path / "trace" / "answer.json")
-    except (OSError, ValidationError):
+    traces = found_value(Traces, directory.path / "trace" / "answer.json")
+    if traces is None:
         return (), "the model was not traced in this search"
     model = CostModel.of(plan.workload, plan.hardware, rates_of(plan.hardware), traces.profiles)
     model = model.observe(*(t for t in finals.state.results if t.request.task is None))

@@ -30,7 +30,7 @@ from autotune.search.candidates import Candidates, ProgramTracer
 from autotune.space.knobs import changes, shown_changes
 from autotune.storage.home import add_observations, add_timings, rates_of, read_observations, read_trace
 from autotune.units import show_memory
-from autotune.value import read_value, write_value
+from autotune.value import found_value, read_value, write_value
 from autotune.values.catalogue import gpu_of
 from autotune.values.conditions import QUIET_SHARE
 from autotune.values.config import TrainConfig
@@ -59,7 +59,9 @@ def cost_model(
     code = plan.workload.own_code
     if (plan.workload.task is Task.OWN and code is None) or (code is not None and code.not_predicted is not None):
         return None
-    traces = _read(directory / "trace" / "answer.json") or _trace(plan, runner, directory / "trace", left_s, most_s)
+    traces = found_value(Traces, directory / "trace" / "answer.json") or _trace(
+        plan, runner, directory / "trace", left_s, most_s
+    )
     untold = "no prediction for some configurations" if traces.profiles else "no prediction"
     for failure in traces.failures:
         observer(Note(text=f"{untold}: {failure}"))
@@ -148,7 +150,7 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
         why = f"tracing the model took more than {timeout_s:.0f} s"  # ended without a word
         if log.exists() and log.stat().st_size:
             why = "tracing failed: see trace/log.txt"
-        answer = _read(path) or traces_left(path.parent, why)
+        answer = found_value(Traces, path) or traces_left(path.parent, why)
         found |= {profile.family: profile for profile in answer.profiles}
     profiles = tuple(found[family] for family in request.families if family in found)
     traces = answer.model_copy(update={"profiles": profiles})
@@ -174,7 +176,7 @@ def program_tracer(plan: SearchPlan, runner: LocalRunner, observer: Observer) ->
         observer(PhaseBegan(phase=Phase.PREDICTING))
         request = TraceRequest(workload=workload, families=(family,), parameters=parameters, limit_s=600.0)
         began, timeout_s = time.monotonic(), max(_GRACE_S, ends_after_s)
-        answer = _read(runner.ask("programs", TRACING, request, timeout_s=timeout_s) / "answer.json")
+        answer = found_value(Traces, runner.ask("programs", TRACING, request, timeout_s=timeout_s) / "answer.json")
         spent_s += time.monotonic() - began
         if answer is None or not answer.profiles:
             why = "; ".join(answer.failures) if answer is not None else "see programs/log.txt"
@@ -240,10 +242,3 @@ def _request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:
 
     ordered = tuple(sorted(families, key=differences))
     return TraceRequest(workload=plan.workload, families=ordered, parameters=plan.facts.parameters, limit_s=limit_s)
-
-
-def _read(path: Path) -> Traces | None:
-    try:
-        return read_value(Traces, path)
-    except (OSError, ValidationError):
-        return None

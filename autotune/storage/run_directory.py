@@ -38,7 +38,7 @@ from autotune.planning.plan import SearchPlan
 from autotune.storage.trust import check_within
 from autotune.training.arguments import arguments_of
 from autotune.units import visible
-from autotune.value import TEMPORARY_SUFFIX, Value, open_own, read_value, write_value
+from autotune.value import TEMPORARY_SUFFIX, Value, found_value, open_own, read_value, write_value
 from autotune.values.result import SCHEMA_VERSION as ANSWER_VERSION
 from autotune.values.result import ResultData
 from autotune.values.trial import TrialResult
@@ -273,11 +273,8 @@ def trial_folders(run_directory: Path) -> list[Path]:
 
 def read_trial(directory: Path) -> TrialResult | None:
     """Return the result of a trial; None: there is none, it can't be read, or it is another's."""
-    try:
-        found = read_value(TrialResult, directory / RESULT_FILE)
-    except (OSError, ValidationError):
-        return None
-    return found if found.request.number == int(directory.name) else None
+    found = found_value(TrialResult, directory / RESULT_FILE)
+    return found if found is not None and found.request.number == int(directory.name) else None
 
 
 def restore(run_directory: Path) -> list[str]:

@@ -14,7 +14,6 @@ from collections.abc import Iterable
 import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
-from pydantic import ValidationError
 
 from autotune.errors import AutotuneError, RecordError
 from autotune.planning.plan import SearchPlan, request_of
@@ -24,7 +23,7 @@ from autotune.storage.record import record as usual_record
 from autotune.storage.recorded import RecordedSearch, key_of, without_places
 from autotune.storage.run_directory import STUDY_FILE, RunDirectory
 from autotune.units import GIB
-from autotune.value import Value, read_value, write_value
+from autotune.value import Value, found_value, write_value
 from autotune.values.config import TrainConfig
 from autotune.values.problem import Event, Note, Observer, TrialEnded
 from autotune.values.result import ResultData, TrialRow
@@ -140,9 +139,8 @@ class Identity(Value):
 def described(plan: SearchPlan, directory: RunDirectory) -> RecordedSearch:
     """Return a search as it is recorded, without trials and answer; its identity is made when first asked for."""
     path = directory.path / IDENTITY_FILE
-    try:
-        identity = read_value(Identity, path)
-    except (OSError, ValidationError):
+    identity = found_value(Identity, path)
+    if identity is None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         identity = Identity(id=uuid.uuid4().hex, started=now)
         write_value(identity, path)
