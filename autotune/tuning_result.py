@@ -1,7 +1,5 @@
 """The answer of a search with what can be done with it: training arguments, files, models, a notebook's view."""
 
-from __future__ import annotations
-
 import html
 import os
 import tempfile
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 class TuningResult(ResultData):
     """The answer of a search."""
 
-    def training_arguments(self, output_dir: str | Path, **overrides: Any) -> TrainingArguments:
+    def training_arguments(self, output_dir: str | Path, **overrides: Any) -> "TrainingArguments":
         """Return `transformers.TrainingArguments` of the best configuration, or those of the recipe, as measured.
 
         Args:
@@ -64,7 +62,7 @@ class TuningResult(ResultData):
 
         return launch_files.launch_commands(self)
 
-    def export(self, target: str, directory: str | Path) -> Exported:
+    def export(self, target: str, directory: str | Path) -> "Exported":
         """Write the best configuration for another tool: the targets of `autotune export --to`, or 'all' of them.
 
         Returns:
@@ -92,7 +90,7 @@ class TuningResult(ResultData):
 
         return None if self.arguments.adapter is None else peft_config(self.arguments.adapter)
 
-    def build_model(self) -> PreTrainedModel:
+    def build_model(self) -> "PreTrainedModel":
         """Return the model with random weights on the device, as a trial builds it: to try a result out.
 
         Raises:
@@ -129,7 +127,7 @@ class TuningResult(ResultData):
         mixed = self.best.config.mixed_precision != "no" and self.workload.recipe is None
         return model if adapter is None else put_on(model, adapter, mixed=mixed)
 
-    def training_data(self, samples: int, *, directory: str | Path | None = None) -> tuple[Any, Collator]:
+    def training_data(self, samples: int, *, directory: str | Path | None = None) -> tuple[Any, "Collator"]:
         """Return a dataset of `samples` samples such as the trials trained on, and what makes batches of them.
 
         Args:

@@ -7,8 +7,6 @@ traced in the order they are asked for until the processor time for it is spent;
 with the reason. The time that the search has left is the only limit of wall time, for busy machines.
 """
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import dataclasses
@@ -65,7 +63,7 @@ class Profiles(Mapping[Family, Profile]):
         known: Mapping[Family, Profile] | None = None,
         *,
         compiles: bool = False,
-        own: OwnTraining | None = None,
+        own: "OwnTraining | None" = None,
     ) -> None:
         self._workload, self._compiles, self._own = workload, compiles, own
         self._parameters = parameters
@@ -196,7 +194,7 @@ def _traces_of_own(code: OwnCode, request: TraceRequest, directory: Path) -> Tra
     return looked_at(code, directory, traced)
 
 
-def traces_of(request: TraceRequest, directory: Path | None = None, own: OwnTraining | None = None) -> Traces:
+def traces_of(request: TraceRequest, directory: Path | None = None, own: "OwnTraining | None" = None) -> Traces:
     """Return the `Profiles` of the families, made in this process, which loads torch; each is kept in `directory`."""
     profiles = Profiles(request.workload, request.parameters, compiles=True, own=own)
     started, ends_at = time.process_time(), time.monotonic() + request.within_s
@@ -223,7 +221,7 @@ class Question:
     profiles: Profiles
 
     @classmethod
-    def of(cls, options: EstimateOptions, workload: Workload) -> Question:
+    def of(cls, options: EstimateOptions, workload: Workload) -> "Question":
         facts = describe(workload.model, workload.task)
         return cls(options, workload, facts, Profiles(workload, facts.parameters))
 
@@ -231,7 +229,7 @@ class Question:
     def allowance(self) -> Allowance:
         return self.options.allow or Allowance.OPTIMIZER
 
-    def forecast(self, target: Target, *, network: Network | None = None) -> Forecast:
+    def forecast(self, target: Target, *, network: Network | None = None) -> "Forecast":
         """Return the predictions for a device, corrected by the measurements of earlier searches on it."""
         plan = plan_of(self.workload, target.device, self.facts, self.allowance)
         observations = read_observations(plan.hardware, self.workload.model.model_type)

@@ -7,8 +7,6 @@ A config says its depth in a few known fields; its lists with an item for each l
 check that the layers really repeat, by the operators and the number of parameters.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools
@@ -47,7 +45,7 @@ _PERIODS = (
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 
-def build_config(spec: ModelSpec, task: Task) -> PreTrainedConfig:
+def build_config(spec: ModelSpec, task: Task) -> "PreTrainedConfig":
     check_task(spec, task)
     config = library_config(spec)
     if config.architectures is None:
@@ -71,12 +69,12 @@ def build_model(
     attn_implementation: str | None = None,
     device: str,  # "meta" allocates nothing
     experts_implementation: str | None = None,
-    config: PreTrainedConfig | None = None,
+    config: "PreTrainedConfig | None" = None,
     quantization: dict[str, Any] | None = None,  # arguments of `transformers.BitsAndBytesConfig` for linear layers
     distributed_config: dict[str, Any] | None = None,  # arguments of `DistributedConfig`; this rank's part is built
     whole_first: bool = False,  # all of the model on each rank before its part is kept: weights are those of one device
     **figures: int,  # fields of the config to set, such as `num_experts_per_tok`
-) -> PreTrainedModel:
+) -> "PreTrainedModel":
     """Build the model with random weights on the device, ready to train.
 
     Equal torch seeds give equal weights. Running out of memory is not caught here. The library chooses implementations
@@ -135,7 +133,7 @@ def describe(spec: ModelSpec, task: Task) -> ModelFacts:
     return facts_of(model, task)
 
 
-def frozen_paths(model: nn.Module) -> tuple[str, ...]:
+def frozen_paths(model: "nn.Module") -> tuple[str, ...]:
     """Return the modules and parameters of `model` that aren't trained; * is the number of every layer if all are."""
     # The modules that hold a parameter, from the outermost to the parameter itself.
     around = {n: list(itertools.accumulate(n.split("."), "{}.{}".format)) for n, _ in model.named_parameters()}

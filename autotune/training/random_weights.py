@@ -9,18 +9,14 @@ compared draw every number.
 fills them on the device one after the other, so that 16 or 32 bits of all weights are never held at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import nn
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from transformers import PreTrainedModel
 
 # Numbers that are drawn: a prime, so that rows of a matrix differ up to this many of them.
 BLOCK = 100_003
