@@ -3,7 +3,7 @@
 They hold for torch 2.13, transformers 5.23, accelerate 1.15 and DeepSpeed 0.19.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from autotune.training.arguments import FSDP_KINDS, UNIT_PARAMETERS, ZERO_STAGES, transformers_version
 from autotune.values.config import Precision, TrainConfig
@@ -134,14 +134,10 @@ def _tensor(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware
         yield f"tensor parallel {degree} on {spread.world_size} devices goes with fsdp_full for the rest of them"
     if spread.wrapping != "layers":
         yield "tensor parallel beside FSDP goes by transformers' own plan of units, layer by layer"
-    for asked, other in (
-        (config.adapter is not None, "an adapter"),
-        (config.quantization is not None, "packed weights"),
-        (config.use_liger_kernel, "Liger's kernels"),
-        (config.torch_compile_backend is not None, "torch.compile"),
-    ):
-        if asked:
-            yield f"tensor parallel with {other}: transformers' plan is for the model's own layers as they are"
+    changed: dict[str, object] = {"an adapter": config.adapter, "packed weights": config.quantization}
+    changed |= {"Liger's kernels": config.use_liger_kernel, "torch.compile": config.torch_compile_backend}
+    reason = "transformers' plan is for the model's own layers as they are"
+    yield from (f"tensor parallel with {other}: {reason}" for other, asked in changed.items() if asked)
     yield from _on_shards(config, "tensor parallel")
 
 
@@ -162,9 +158,11 @@ def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
     if workload.dataset is not None:  # the Trainer weighs micro-batches alike, or parts of a sample must be alike
         yield f"{named}: samples must have one length"
     yield from (_context_parallel if spread.context_parallel > 1 else _ulysses)(config, workload, facts, hardware)
-    for asked, other in ((workload.recipe is not None, "a Trainer of TRL's"), (workload.is_users_own, "your own code")):
-        if asked:
-            yield f"{named}: {other} has not been run so"
+    yield from _untried(named, {"a Trainer of TRL's": workload.recipe, "your own code": workload.is_users_own})
+
+
+def _untried(named: str, others: Mapping[str, object]) -> Iterator[str]:
+    yield from (f"{named}: {other} has not been run so" for other, asked in others.items() if asked)
 
 
 def _context_parallel(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
@@ -181,9 +179,7 @@ def _context_parallel(config: TrainConfig, workload: Workload, facts: ModelFacts
     if _has_windows(workload):
         yield f"{named}: accelerate refuses layers that attend to a window"
     untried = {"torch.compile": config.torch_compile_backend, "packed weights": config.quantization}
-    for other, asked in {**untried, "replicas": spread.replicas > 1}.items():
-        if asked:
-            yield f"{named}: {other} has not been run so"
+    yield from _untried(named, {**untried, "replicas": spread.replicas > 1})
 
 
 def _ulysses(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
@@ -202,9 +198,7 @@ def _ulysses(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
     if _has_windows(workload):
         yield f"{named}: DeepSpeed drops the mask of sdpa, which keeps layers to their window"
     untried = {"offload": spread.offload != "none", "an adapter": config.adapter, "Liger": config.use_liger_kernel}
-    for other, asked in untried.items():
-        if asked:
-            yield f"{named}: {other} has not been run so"
+    yield from _untried(named, untried)
 
 
 def _has_windows(workload: Workload) -> bool:
