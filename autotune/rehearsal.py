@@ -134,8 +134,7 @@ def rehearse_on_all(**code: Any) -> list[Rehearsal]:
             except InputError as error:  # tf32 on a T4, say
                 if not seen:
                     raise
-                other = next(iter(seen.values()))
-                seen[gpu.capability] = other.model_copy(update={"refused": str(error)})
+                seen[gpu.capability] = next(iter(seen.values())).model_copy(update={"refused": str(error)})
         first = seen[gpu.capability]
         chance = 0.0 if first.refused else _chance(first.peak, gpu)
         untried: dict[str, Any] = {} if gpu.memory_bytes == first.memory_bytes else {"short": None, "levers": ()}

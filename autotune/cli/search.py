@@ -185,8 +185,7 @@ def _find(
         from autotune.storage.run_directory import default_run_directory
 
         directory = run_dir or default_run_directory(name)
-        search = partial(api.find, **asked, run_dir=directory)
-        _watched(context, search, directory, asked.get("output"), **shown)
+        _watched(context, partial(api.find, **asked, run_dir=directory), directory, asked.get("output"), **shown)
         return
     from autotune.output.listings import preview_table
 

@@ -84,8 +84,7 @@ def expected_longest(lengths: LengthProfile, samples: Vector) -> Vector:
 
 
 def _quantiles(lengths: LengthProfile, shares: Vector) -> Vector:
-    known = (lengths.minimum, lengths.median, lengths.p95, lengths.maximum)
-    return np.interp(shares, (0.0, 0.5, 0.95, 1.0), known)
+    return np.interp(shares, (0.0, 0.5, 0.95, 1.0), (lengths.minimum, lengths.median, lengths.p95, lengths.maximum))
 
 
 @functools.cache

@@ -214,11 +214,9 @@ class CostModel:
         predicted = self.predict([config])
         rate, deviation = float(predicted.samples_per_second[0]), float(predicted.log_deviation[0])
         spread = math.exp(Z * deviation)
-        samples = self.workload.samples_per_step(config)
-        step_s = samples / rate
+        step_s = self.workload.samples_per_step(config) / rate
         accumulation, padded = self.workload.accumulation_steps(config), self._padded(config)
-        cost = self._step_cost(config, profile)
-        parts = cost.parts(padded.mean, np.array([float(accumulation)]), padded.attended)
+        parts = self._step_cost(config, profile).parts(padded.mean, np.array([float(accumulation)]), padded.attended)
         whole_s = sum(float(part[0]) for part in parts.values())
         flops = accumulation * profile.needed(float(padded.mean[0]), float(padded.attended[0]))  # of one device
         peak = dense_peak(self.rates, config.precision, tf32=effective_tf32(config, self.hardware))

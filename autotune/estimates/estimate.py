@@ -90,8 +90,7 @@ def estimate(
     name = model or (workload.model.reference if workload else "")
     asked = options_of(request.EstimateOptions, {**options, "model": name, "devices": config.parallelism.world_size})
     request.check(asked)
-    point = make_point(config)
-    target = request.with_packages(request.target_of(asked), point)
+    target = request.with_packages(request.target_of(asked), make_point(config))
     said: tuple[str, ...] = ()
     if workload is None:
         workload, said = request.workload_of(asked, target.device.hardware.kind)

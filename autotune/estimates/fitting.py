@@ -161,8 +161,7 @@ class _Ways:
         if not fits:
             configs = [self._config, *(change.config for change in changes)]
             least = self._forecast.model.predict(configs).least_bytes.tolist()
-            lightest = _lightest(changes, least[1:], least[0])
-            chosen, fits = self._widened(chosen, {**lightest, **chunks, **packed})
+            chosen, fits = self._widened(chosen, {**_lightest(changes, least[1:], least[0]), **chunks, **packed})
         if not fits:
             return None
         for knob in list(chosen):

@@ -234,8 +234,7 @@ class Question:
         plan = plan_of(self.workload, target.device, self.facts, self.allowance)
         observations = read_observations(plan.hardware, self.workload.model.model_type)
         model = CostModel.of(self.workload, plan.hardware, target.rates, [], observations, plan.facts.experts)
-        evaluation = self.options.evaluation
-        model = dataclasses.replace(model, profiles=self.profiles, network=network, evaluation=evaluation)
+        model = dataclasses.replace(model, profiles=self.profiles, network=network, evaluation=self.options.evaluation)
         return Forecast(plan, target.device, model)
 
     def run(self, found: Predicted) -> RunCost | None:

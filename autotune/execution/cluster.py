@@ -118,8 +118,7 @@ class Cluster:
             raise InputError(f"--kind {wanted}: the cluster has {there}")
         self._kind = max(fitting, key=lambda kind: sum(n.slots for n in kinds[kind]))
         chosen = kinds.pop(self._kind)
-        least = min((n.hardware for n in chosen), key=lambda one: one.free_bytes)
-        hardware = planned or least
+        hardware = planned or min((n.hardware for n in chosen), key=lambda one: one.free_bytes)
         trials = self.places(nodes := self.nodes())
         where = f"{len(nodes)} node{'s' * (len(nodes) > 1)} of the cluster with {chosen[0].hardware.name}"
         if not trials:

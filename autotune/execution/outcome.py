@@ -209,8 +209,7 @@ def _merged(ranks: Sequence[Measurement], request: TrialRequest) -> Outcome:
         if len(rank.step_times_s) != len(first.step_times_s):
             cause = f"rank 0 measured {len(first.step_times_s)} steps, rank {number} {len(rank.step_times_s)}"
             return Failure(status=TrialStatus.CRASHED, cause=cause)
-    names = ("startup_s", "first_step_s", "data_wait_share", "alloc_retries")
-    longest = {name: highest(ranks, name) for name in names}
+    longest = {name: highest(ranks, name) for name in ("startup_s", "first_step_s", "data_wait_share", "alloc_retries")}
     losses = [rank.loss for rank in ranks if rank.loss is not None]
     return first.model_copy(
         update={

@@ -226,8 +226,7 @@ def about(workload: Workload) -> str:
     frozen, size = "vision part frozen" * workload.model.freeze_vision, workload.global_batch_size
     batch = "free global batch" if size is None else f"global batch {size}"
     how = workload.recipe.name if workload.recipe is not None else workload.task
-    parts = (f"{workload.model.name} ({how})", frozen, batch, workload.shown_length)
-    return ", ".join(filter(None, parts))
+    return ", ".join(filter(None, (f"{workload.model.name} ({how})", frozen, batch, workload.shown_length)))
 
 
 def _row(result: ResultData, label: str, contender: Contender) -> tuple[str, ...]:

@@ -255,8 +255,7 @@ def _restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
                 raise InputError(f"{option} {name}: your function isn't said to honour it")
     else:
         for further in ("default", "full") if only else ():
-            others = load_space(further).parameters.items()
-            named |= {n: p for n, p in others if n not in named and is_searched(n)}
+            named |= {n: p for n, p in load_space(further).parameters.items() if n not in named and is_searched(n)}
     parameters = {}
     for name, parameter in named.items():
         if name not in fixed and (not only or is_searched(name)):

@@ -236,8 +236,7 @@ class UserLoop(Subject):
         sizes = [] if free else [s for d in plan.search_space.dimensions if d.name == MICRO_BATCH for s in d.choices]
         others = [size for size in sizes if isinstance(size, int) and size != mine]
         other = max((size for size in others if size < mine), default=min(others, default=None))
-        asked = ExamineRequest(workload=plan.workload, facts=plan.facts, config=plan.baseline, other=other)
-        seen = describe(asked)
+        seen = describe(ExamineRequest(workload=plan.workload, facts=plan.facts, config=plan.baseline, other=other))
         return plan.model_copy(update={"facts": seen.facts, "notes": (*plan.notes, *seen.notes)})
 
 

@@ -348,8 +348,7 @@ class CostModelSampler(BaseSampler):
 
     def _pending(self, study: Study, asked: int | None) -> list[TrainConfig]:
         """Return the configurations of the running trials, except that of trial number `asked`."""
-        dead_after = datetime.timedelta(seconds=2 * self._plan.budget.trial_timeout_s)
-        dead_before = datetime.datetime.now() - dead_after
+        dead_before = datetime.datetime.now() - datetime.timedelta(seconds=2 * self._plan.budget.trial_timeout_s)
         pending = []
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             is_dead = trial.datetime_start is None or trial.datetime_start < dead_before

@@ -286,8 +286,7 @@ class History:
     def ranking(self) -> list[TrialResult]:
         """Return the latest completed trial of each configuration, the fastest first."""
         if self._ranking is None:
-            completed = (r for r in self._by_config.values() if r.measurement)
-            self._ranking = sorted(completed, key=self.rate, reverse=True)
+            self._ranking = sorted((r for r in self._by_config.values() if r.measurement), key=self.rate, reverse=True)
         return self._ranking
 
     def rate(self, result: TrialResult) -> float:

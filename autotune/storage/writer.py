@@ -124,8 +124,7 @@ class TrialConverter:
 
     def _result(self, config: TrainConfig, number: int, outcome: Outcome) -> TrialResult:
         purpose = Purpose.BASELINE if config == self._plan.baseline else Purpose.SEARCH
-        limit_s = self._plan.budget.trial_timeout_s
-        request = request_of(self._plan, config, purpose, number=number, timeout_s=limit_s)
+        request = request_of(self._plan, config, purpose, number=number, timeout_s=self._plan.budget.trial_timeout_s)
         return TrialResult(request=request, outcome=outcome, duration_s=0.0)
 
 

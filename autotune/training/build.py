@@ -129,8 +129,7 @@ def build_model(
 
 
 def describe(spec: ModelSpec, task: Task) -> ModelFacts:
-    model = build_model(spec, task, dtype="float32", attn_implementation=None, device="meta")
-    return facts_of(model, task)
+    return facts_of(build_model(spec, task, dtype="float32", attn_implementation=None, device="meta"), task)
 
 
 def frozen_paths(model: "nn.Module") -> tuple[str, ...]:

@@ -225,8 +225,7 @@ def next_run_interval(
     trials: Sequence[Sequence[float]], spread: Spread, samples_per_step: int, *, later: float = 0.0
 ) -> Interval:
     """Return the 95 % prediction interval of the next run's samples/s; `later` is the log deviation of other times."""
-    times = _flat(trials)
-    rate = samples_per_step / statistics.fmean(times)
+    rate = samples_per_step / statistics.fmean(_flat(trials))
     steps = _step_variance(trials) / max(1, min(len(trial) for trial in trials))
     now = t95(spread.degrees) * math.sqrt(max(spread.deviation**2, steps) * (1 + 1 / len(trials)))
     half = math.hypot(now, 1.96 * later)

@@ -168,8 +168,7 @@ class Proof:
         reference, steps = self.reference() or self._plan.baseline, max(1, self._plan.loss_steps)
         found = []
         for config, further in ((reference, 0), (reference, 1), (winner, 0)):
-            seed = self._plan.workload.seed + further
-            task = LossTask(steps=steps, pass_steps=max(1, steps // PASSES), seed=seed)
+            task = LossTask(steps=steps, pass_steps=max(1, steps // PASSES), seed=self._plan.workload.seed + further)
             known = (r for r in self._results if r.request.task == task and r.request.config == config)
             found.append((config, task, next(known, None)))
         return found
