@@ -37,8 +37,7 @@ def find(
     Example: autotune find --model gpt2 --data texts.jsonl --max-time 10m
     """
     asked = console.given(context)
-    shown = {"as_json": as_json, "quiet": quiet, "verbose": verbose}
-    _find(context, asked, asked["model"], run_dir, dry_run=dry_run, **shown)
+    _find(context, asked, asked["model"], run_dir, dry_run=dry_run, as_json=as_json, quiet=quiet, verbose=verbose)
 
 
 @guarded

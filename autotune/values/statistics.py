@@ -10,6 +10,7 @@ percentile intervals of the bootstrap in 66 and 67 (counted by `tests/values/tes
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from autotune.values.trial import Interval
@@ -84,7 +85,7 @@ def ratio_of_means(
     Deviations that all trials of a round share, as when the machine became slower, don't widen the interval. `others`
     are further configurations of these rounds, to estimate the spread of trials.
     """
-    above, below = _flat(numerator), _flat(denominator)
+    above, below = list(chain.from_iterable(numerator)), list(chain.from_iterable(denominator))
     if min(len(above), len(below)) < 2:
         ratio = statistics.fmean(above) / statistics.fmean(below)
         return Comparison(ratio, Interval(low=0.0, high=math.inf))
@@ -225,7 +226,7 @@ def next_run_interval(
     trials: Sequence[Sequence[float]], spread: Spread, samples_per_step: int, *, later: float = 0.0
 ) -> Interval:
     """Return the 95 % prediction interval of the next run's samples/s; `later` is the log deviation of other times."""
-    rate = samples_per_step / statistics.fmean(_flat(trials))
+    rate = samples_per_step / statistics.fmean(chain.from_iterable(trials))
     steps = _step_variance(trials) / max(1, min(len(trial) for trial in trials))
     now = t95(spread.degrees) * math.sqrt(max(spread.deviation**2, steps) * (1 + 1 / len(trials)))
     half = math.hypot(now, 1.96 * later)
@@ -241,10 +242,6 @@ def drift(trials: Sequence[Sequence[float]]) -> float:
     error = math.sqrt(sum(_log_variance(trial) / len(trial) for trial in (fastest, slowest)))
     change = statistics.fmean(slowest) / statistics.fmean(fastest)
     return change - 1 if math.log(change) > 3 * error else 0.0
-
-
-def _flat(trials: Sequence[Sequence[float]]) -> list[float]:
-    return [value for trial in trials for value in trial]
 
 
 def _log_means(side: Sequence[Sequence[float]]) -> list[float]:
