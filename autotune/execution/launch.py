@@ -182,9 +182,7 @@ def _preload(device: str) -> bool:
     # pages: 0.5 s.
     gc.collect()
     gc.freeze()
-    if device == "cpu":
-        return True
-    return not torch.cuda.is_initialized() and _survives_fork(device)  # type: ignore[no-untyped-call]
+    return device == "cpu" or (not torch.cuda.is_initialized() and _survives_fork(device))  # type: ignore[no-untyped-call]
 
 
 def _survives_fork(device: str) -> bool:

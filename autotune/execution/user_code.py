@@ -16,7 +16,7 @@ import runpy
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from unittest.mock import patch
@@ -132,7 +132,7 @@ def run_until_training(code: OwnCode, data: Path, on_train: Callable[[Any, Calla
         raise _Reached
 
     try:
-        with patch.object(Trainer, "train", train):
+        with suppress(_Reached), patch.object(Trainer, "train", train):
             if code.kind == "script":
                 run_script(code)
             else:
@@ -141,8 +141,6 @@ def run_until_training(code: OwnCode, data: Path, on_train: Callable[[Any, Calla
                 if not isinstance(made, Trainer):
                     raise InputError(f"{code.shown} returned {type(made).__name__}; expected a transformers.Trainer")
                 made.train()
-    except _Reached:
-        pass
     except SystemExit as error:
         ended = f"it ended with exit code {error.code or 0}"
         if isinstance(error.code, str):
