@@ -311,9 +311,7 @@ def memory_of(handle: object) -> DeviceMemory:
     """Return a device's memory; that of the host if they share it (GB10, Jetson), which NVML doesn't report."""
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    except pynvml.NVMLError as error:
-        if error.value != pynvml.NVML_ERROR_NOT_SUPPORTED:
-            raise
+    except pynvml.NVMLError_NotSupported:
         host = psutil.virtual_memory()
         return DeviceMemory(host.total, host.available, None)
     return DeviceMemory(int(memory.total), int(memory.free), int(memory.used))
