@@ -285,7 +285,9 @@ class RayPool(Runner):
                 if new is None and len(self._places) < most:
                     taken = {place.number for place in self._places}
                     number = next(number for number in itertools.count() if number not in taken)
-                    files = {path.name: path.read_bytes() for path in (self._directory / DATA).glob("own-*")}
+                    kept = self._directory / DATA
+                    found = (path for path in kept.rglob("*") if path.is_file())
+                    files = {str(path.relative_to(kept)): path.read_bytes() for path in found}
                     new = _Place(self._cluster, nodes, number, files, search=self._search, maker=self._maker)
                     self._places.append(new)
             if new is None:

@@ -59,6 +59,7 @@ class Share:
 
         (self._own / DATA).mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, content in files.items():
+            (self._own / DATA / name).parent.mkdir(parents=True, exist_ok=True)
             (self._own / DATA / name).write_bytes(content)
         return str(ray.get_runtime_context().get_node_id())
 

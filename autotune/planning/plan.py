@@ -23,7 +23,7 @@ from autotune.values.budget import DEFAULT_LOSS_STEPS, LEAST_LOSS_STEPS, Budget,
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.problem import Fleet, Objective, Problem
 from autotune.values.result import ResultData
-from autotune.values.trial import Limits, Measurement, Prediction, Purpose, TrialRequest, TrialResult, TrialStatus
+from autotune.values.trial import Limits, Measurement, Prediction, Purpose, TrialRequest, TrialResult
 from autotune.values.workload import FEW_MICRO_STEPS
 
 _MOST_HASHED_BYTES = 64 << 20  # takes 0.1 s
@@ -288,11 +288,3 @@ def _state(file: Path) -> str:
 def is_over(plan: SearchPlan, results: Sequence[TrialResult]) -> bool:
     """Return whether the search has begun its finals or checks since its limits last changed."""
     return any(r.request.purpose.closes and r.request.number >= plan.reopened_at for r in results)
-
-
-def cut_short(plan: SearchPlan, results: Sequence[TrialResult]) -> list[TrialResult]:
-    """Return the trials to run again: those that a shorter time limit has ended, if none has completed."""
-    if any(r.measurement is not None for r in results):
-        return []
-    before = (r for r in results if r.status is TrialStatus.TIMED_OUT and r.request.number < plan.reopened_at)
-    return [r for r in before if r.request.limits.timeout_s < plan.budget.trial_timeout_s]

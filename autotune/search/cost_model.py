@@ -7,7 +7,7 @@ prediction.
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -160,7 +160,9 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
     return traces
 
 
-def program_tracer(plan: SearchPlan, runner: LocalRunner, observer: Observer) -> ProgramTracer:
+def program_tracer(
+    plan: SearchPlan, runner: LocalRunner, observer: Observer, left_s: Callable[[], float]
+) -> ProgramTracer:
     """Return a function that has a child trace inductor's programs of a family, for a tenth of the search's time.
 
     It returns stored traces at any time, and None where no time is left or tracing failed, which a note tells once.
@@ -175,7 +177,7 @@ def program_tracer(plan: SearchPlan, runner: LocalRunner, observer: Observer) ->
             return stored
         observer(PhaseBegan(phase=Phase.PREDICTING))
         request = TraceRequest(workload=workload, families=(family,), parameters=parameters, limit_s=600.0)
-        began, timeout_s = time.monotonic(), max(_GRACE_S, ends_after_s)
+        began, timeout_s = time.monotonic(), max(1.0, min(left_s(), max(_GRACE_S, ends_after_s)))
         answer = found_value(Traces, runner.ask("programs", TRACING, request, timeout_s=timeout_s) / "answer.json")
         spent_s += time.monotonic() - began
         if answer is None or not answer.profiles:

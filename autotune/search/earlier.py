@@ -31,6 +31,14 @@ def hopeless_after_s(plan: SearchPlan, config: TrainConfig, leader: TrialResult 
     return 15.0 + 2.5 * max(leader.duration_s, steps_s)
 
 
+def cut_short(plan: SearchPlan, results: Sequence[TrialResult]) -> list[TrialResult]:
+    """Return the trials to run again in a search that goes on: those that ended by a shorter limit than now."""
+    leader = History(plan.objective).with_results(results).best()
+    before = (r for r in results if r.status is TrialStatus.TIMED_OUT and r.request.number < plan.reopened_at)
+    limits_s = ((r, hopeless_after_s(plan, r.request.config, leader)) for r in before if r.request.purpose.explores)
+    return [r for r, limit_s in limits_s if r.request.limits.timeout_s < min(plan.budget.trial_timeout_s, limit_s)]
+
+
 class EarlierSearches:
     """The trials of earlier searches with the same key, the latest first, that mean something in this one."""
 
@@ -140,8 +148,11 @@ def _explored(plan: SearchPlan, search: RecordedSearch) -> dict[TrainConfig, Tri
     began = 0.0
     with contextlib.suppress(ValueError, OverflowError):  # of a damaged record
         began = datetime.datetime.fromisoformat(search.started).timestamp()
-    for trial in (trial for trial in search.trials if not trial.is_excused):
+    fails = () if any(t.measurement for t in search.trials) else (TrialStatus.CRASHED, TrialStatus.INVALID)
+    for trial in search.trials:
         request = trial.request
+        if trial.is_excused or trial.status in fails:  # where all failed, the configuration isn't the cause
+            continue
         if not request.purpose.explores or request.config.parallelism.world_size not in plan.world_sizes:
             continue
         with contextlib.suppress(ValueError):  # of a damaged record

@@ -152,7 +152,7 @@ def conduct(
     starting = stopwatch.laps()
     # Where trials run side by side the device is never free.
     is_free = backend.asker is backend.pool and plan.fleet.is_single
-    trace = program_tracer(plan, backend.asker, writer) if is_free else None
+    trace = program_tracer(plan, backend.asker, writer, left_s) if is_free else None
     try:
         tuner = Tuner(
             plan, directory, backend.pool, writer, model=model, earlier=earlier, trace=trace, starting=starting

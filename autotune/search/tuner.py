@@ -18,9 +18,9 @@ from optuna.trial import Trial
 from autotune.cost.model import CostModel
 from autotune.errors import EXIT_INTERRUPTED, AutotuneError, InputError
 from autotune.execution.runner import Runner
-from autotune.planning.plan import SearchPlan, cut_short, is_over, request_of, too_large
+from autotune.planning.plan import SearchPlan, is_over, request_of, too_large
 from autotune.search.candidates import ProgramTracer
-from autotune.search.earlier import EarlierSearches, hopeless_after_s
+from autotune.search.earlier import EarlierSearches, cut_short, hopeless_after_s
 from autotune.search.sampler import CostModelSampler
 from autotune.space.knobs import changes
 from autotune.storage.run_directory import ANSWER_FILE, RunDirectory

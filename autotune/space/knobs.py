@@ -104,11 +104,21 @@ def has_field(kind: Scalar, parameter: str) -> bool:
     return kind is not None and parameter.removeprefix(_ADAPTER) in ADAPTERS[str(kind)].model_fields
 
 
+# Knobs of one kind of sharding, or of DDP.
+_OF_SHARDING = {
+    f"parallelism.{name}"
+    for name in ("ddp_bucket_cap_mb", "ddp_find_unused_parameters", "wrapping", "offload", "replicas")
+}
+
+
 def fitting(point: Mapping[str, Scalar], origin: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return `origin` updated by `point`; another kind of adapter has its own fields, with its defaults."""
-    kind = point["adapter"] if "adapter" in point else origin.get("adapter")
-    kept = {k: v for k, v in origin.items() if kind == origin.get("adapter") or not k.startswith(_ADAPTER)}
-    return {k: v for k, v in {**kept, **point}.items() if has_field(kind, k)}
+    """Return `origin` updated by `point`; another kind of adapter or sharding has its own fields, with its defaults."""
+    whole = {**origin, **point}
+    kind = whole.get("adapter")
+    idle = {k for k in origin if k.startswith(_ADAPTER)} if kind != origin.get("adapter") else set[str]()
+    if any(whole.get(name) != origin.get(name) for name in ("parallelism.sharding", "parallelism.world_size")):
+        idle |= _OF_SHARDING
+    return {k: v for k, v in whole.items() if has_field(kind, k) and (k in point or k not in idle)}
 
 
 def problem(parameter: str, value: Scalar) -> str | None:

@@ -382,6 +382,9 @@ RULES: tuple[parallel_rules.Rule, ...] = (
     _quantization, _chunked_loss, _sampling, _packing, _padding, _recipe, _user_code, *parallel_rules.RULES,
 )  # fmt: skip
 
+# Those that a baseline may break and train.
+OF_OWN_WAYS = (_sampling, _user_code)
+
 # Those whose reasons depend on the size of the micro-batch, by which gradients accumulate or not; and all others.
 OF_MICRO_BATCHES = (_micro_batch, _optimizer, _compile, _sampling, _recipe, _user_code)
 OF_THE_REST = tuple(rule for rule in RULES if rule not in OF_MICRO_BATCHES)

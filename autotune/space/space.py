@@ -42,6 +42,12 @@ LOADING = {
     "non_blocking": False, "logging_nan_inf_filter": True,
 }  # fmt: skip
 
+# Knobs of the baseline that go with another of its knobs, by the value of that without which they do nothing.
+_IDLE = {
+    ("torch_compile_backend", None): ("torch_compile_mode", "activation_memory_budget"),
+    ("dataloader_num_workers", 0): ("dataloader_prefetch_factor",),
+}
+
 # Parameters that decide whether others are legal: precision for 16-bit kernels, the number of devices for sharding and
 # micro-batches, sharding for optimizers and checkpointing, tensor parallelism for sharding the remaining devices.
 _COMPANIONS = ("precision", "parallelism.world_size", "parallelism.sharding", "parallelism.tensor_parallel")
@@ -102,7 +108,7 @@ class SearchSpace:
         for others, excused in self._surroundings:
             if name in others and others[name] != self._origin[name]:
                 continue
-            point = {**self._origin, **others, name: value}
+            point = {**others, name: value}
             config = self.config(point if name == MICRO_BATCH else self._dividing(point))
             found = [r for r in self._reasons(config, alone=True) if r not in excused]
             if not found:
@@ -141,6 +147,9 @@ class SearchSpace:
         if nested not in self._nested:
             self._nested[nested] = make_config(fitting(dict(nested), self._origin))
         plain = {name: valid(name, value) for name, value in point.items() if not is_nested(name)}
+        for (name, value), idle in _IDLE.items():
+            if name in plain and plain[name] == value != self._origin[name]:
+                plain = dict.fromkeys(idle) | plain
         return self._nested[nested].model_copy(update=plain)
 
     def complete(self, point: Point) -> Point:
@@ -162,7 +171,16 @@ class SearchSpace:
         return next(self._reasons(config), None)
 
     def _illegal(self, config: TrainConfig, among: Iterable[Rule] | None = None) -> Iterator[str]:
-        return rules.refusals(config, self._problem.workload, self._problem.facts, self._problem.hardware, among)
+        of = self._problem
+        for reason in rules.refusals(config, of.workload, of.facts, of.hardware, among):
+            if reason not in self._own_ways:
+                yield reason
+
+    @functools.cached_property
+    def _own_ways(self) -> set[str]:
+        """The reasons against the sampling and the code of the baseline, which is the user's and does train."""
+        of = self._problem
+        return set(rules.refusals(self.baseline, of.workload, of.facts, of.hardware, rules.OF_OWN_WAYS))
 
     def _reasons(
         self, config: TrainConfig, *, alone: bool = False, among: Iterable[Rule] | None = None
@@ -326,7 +344,6 @@ def is_no_harder(easy: TrainConfig, hard: TrainConfig) -> bool:
     lighter = {  # optimizers whose states and temporaries are surely no larger; others are not compared
         "adamw_torch": ("adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "adafactor"),
         "adamw_torch_fused": ("adamw_bnb_8bit", "paged_adamw_8bit", "adafactor"),
-        "adamw_bnb_8bit": ("paged_adamw_8bit",),
     }
     if easy.optim != hard.optim and easy.optim not in lighter.get(hard.optim, ()):
         return False

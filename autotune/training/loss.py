@@ -128,7 +128,7 @@ def _loss(head: Any, original: Any, logits: Any, labels: Any, *args: Any, **kwar
     if shifted is None:
         shifted = torch.nn.functional.pad(labels[..., 1:], (0, 1), value=-100)
     total = _Chunked.apply(logits, shifted, head.weight, head.bias)  # type: ignore[no-untyped-call]
-    return total / (shifted.ne(-100).sum() if count is None else count)
+    return total / (shifted.ne(-100).sum().clamp(min=1) if count is None else count)  # without a label the sum is 0
 
 
 class _Chunked(torch.autograd.Function):

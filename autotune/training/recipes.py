@@ -207,6 +207,8 @@ def recipe_trainer(
 
     def timed(trainer: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal sample_s
+        first = dataset.select(range(min(len(dataset), trainer.args.per_device_train_batch_size)))
+        precompute(trainer, first, *args, **kwargs)  # loads the kernels
         began = time.perf_counter()
         made = precompute(trainer, dataset, *args, **kwargs)  # the results are on the host
         sample_s = (time.perf_counter() - began) / len(dataset)

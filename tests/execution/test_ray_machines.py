@@ -135,7 +135,9 @@ def test_a_trial_whose_node_dies_runs_again_on_others(make_pool, machines, bench
 @pytest.mark.slow
 def test_a_search_over_two_nodes_that_was_killed_leaves_nothing_and_goes_on(machines, tiny_llama, tmp_path):
     options = ["--device", "cpu", "--devices", 2, "--nodes", 2, "--address", machines.address, "--effort", "quick"]
-    command = ("-m", "autotune", "find", "--model", tiny_llama, *options, "--max-trials", 2, "--run-dir", "run")
+    (tmp_path / "texts.txt").write_text("".join(f"{'word ' * (1 + n % 9)}\n" for n in range(40)))
+    options += ["--data", "texts.txt", "--max-trials", 2, "--run-dir", "run"]
+    command = ("-m", "autotune", "find", "--model", tiny_llama, *options)
     with (tmp_path / "log.txt").open("w") as log:
         search = subprocess.Popen(**process(*command, cwd=tmp_path), stdout=log, stderr=log)
     until(lambda: [*tmp_path.glob("run/trials/*/result.json")] and any(map(is_of_a_trial, psutil.process_iter())))

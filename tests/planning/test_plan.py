@@ -8,10 +8,8 @@ from factories import (
     VERSIONS,
     make_budget,
     make_config,
-    make_failure,
     make_gpu,
     make_hardware,
-    make_limits,
     make_plan,
     make_result,
     make_workload,
@@ -22,7 +20,6 @@ from autotune.planning import plan as plans
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import (
     changed_files,
-    cut_short,
     differences,
     is_over,
     reopened,
@@ -34,7 +31,7 @@ from autotune.values.budget import Budget, Effort
 from autotune.values.config import Allowance
 from autotune.values.problem import Fleet
 from autotune.values.techniques import LoraAdapter
-from autotune.values.trial import Purpose, TrialStatus
+from autotune.values.trial import Purpose
 
 RESULTS = [
     make_result(make_config(), 10.0, number=0, purpose=Purpose.BASELINE),
@@ -86,22 +83,6 @@ def test_a_search_is_over_once_its_finals_have_begun_and_until_it_is_given_more(
     later = reopened(make(), RESULTS, max_time_s=1200.0)
     assert [is_over(make(), RESULTS), is_over(make(), RESULTS[:2]), is_over(later, RESULTS)] == [True, False, False]
     assert (later.reopened_at, reopened(make(), [], max_time_s=1200.0).reopened_at) == (3, 0)
-
-
-def timed_out(number=0, timeout_s=120.0, **fields):
-    limits = make_limits(timeout_s=timeout_s)
-    return make_result(make_config(), make_failure(TrialStatus.TIMED_OUT), number=number, limits=limits, **fields)
-
-
-def test_what_ended_at_a_shorter_limit_is_tried_again_where_nothing_completed():
-    first = timed_out()
-    plan = reopened(make(), [first], effort=Effort.STANDARD)
-    assert plan.budget.trial_timeout_s == 300.0
-    assert cut_short(plan, [first]) == [first]
-    assert cut_short(plan, [first, RESULTS[1]]) == []
-    assert cut_short(plan, [timed_out(timeout_s=300.0)]) == []
-    assert cut_short(plan, [timed_out(number=7)]) == []  # it has run within the new limits
-    assert cut_short(make(), [first]) == []
 
 
 def test_an_earlier_winner_is_tried_if_it_trains_the_same_and_may_be_tried():

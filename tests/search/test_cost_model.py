@@ -120,10 +120,10 @@ def test_what_inductor_makes_of_a_family_is_asked_of_a_child_once_within_a_tenth
 
     plan = make_plan(hardware=make_gpu(), budget=make_budget(max_time_s=300.0))
     asker = Slow(tmp_path, Traces(profiles=(make_profile(compiled),)))
-    trace = program_tracer(plan, asker, told.append)
+    trace = program_tracer(plan, asker, told.append, lambda: 50.0)
     assert [trace(compiled), trace(compiled)] == [make_profile(compiled)] * 2
-    ((name, entry, request, _),) = asker.asked
-    assert (name, entry, request.families) == ("programs", TRACING, (compiled,))
+    ((name, entry, request, timeout_s),) = asker.asked
+    assert (name, entry, request.families, timeout_s) == ("programs", TRACING, (compiled,), 50.0)
     asker._answers[TraceRequest] = Traces(profiles=(), failures=("no device",))
     assert [trace(further), trace(further)] == [None, None]
     assert told[-1].text.endswith("by a rule of thumb: no device")

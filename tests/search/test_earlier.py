@@ -28,7 +28,7 @@ from profiles import MB, make_family, make_group, make_model, make_profile, make
 from recorded_searches import DAY, keep, recorded_search, recorded_trial
 from search_events import Heard
 
-from autotune.search.earlier import EarlierSearches, hopeless_after_s
+from autotune.search.earlier import EarlierSearches, cut_short, hopeless_after_s
 from autotune.search.tuner import SearchInterrupted, Tuner
 from autotune.space.space import History
 from autotune.storage.record import Record
@@ -84,6 +84,26 @@ def test_a_trial_of_longer_steps_has_the_time_of_one_as_fast_as_the_leader(micro
     plan = make_plan(workload=make_workload(global_batch_size=64), budget=Budget.of(Effort.STANDARD))
     leader = make_result(make_config(1), make_measurement(4.0), duration_s=10.0)
     assert hopeless_after_s(plan, make_config(micro), leader) == pytest.approx(least_s)
+
+
+def timed_out(number=0, timeout_s=100.0, **fields):
+    limits = make_limits(timeout_s=timeout_s)
+    return make_result(make_config(2), TIMED_OUT, number=number, limits=limits, **fields)
+
+
+def test_what_ended_at_a_shorter_limit_is_tried_again_in_a_search_that_has_more_time():
+    plan, quick = make_plan(budget=Budget.of(Effort.STANDARD), reopened_at=3), make_result(BASE, 10.0, duration_s=20.0)
+    assert cut_short(plan, [timed_out()]) == [timed_out()]
+    assert cut_short(plan, [timed_out(timeout_s=300.0), timed_out(7)]) == []  # the usual limit, and within the new ones
+    assert cut_short(plan, [quick, timed_out(timeout_s=30.0)]) == [timed_out(timeout_s=30.0)]
+    assert cut_short(plan, [quick, timed_out()]) == []  # as it had no hope beside the leader
+    assert cut_short(make_plan(), [timed_out()]) == []
+
+
+def test_where_all_of_an_earlier_search_failed_no_configuration_is_refused_for_it():
+    first, crashed = recorded_trial(BASE, CRASHED, purpose=Purpose.BASELINE), recorded_trial(FAST, CRASHED)
+    assert refused(FAST, kept(first, crashed), now=[(BASE, 10.0)]) is None
+    assert "crashed on" in refused(FAST, kept(first, crashed, recorded_trial(SECOND, 15.0)), now=[(BASE, 10.0)])
 
 
 def test_what_was_trained_over_other_numbers_of_devices_is_another_search():

@@ -75,6 +75,43 @@ def test_a_reason_against_the_baseline_counts_against_no_other_value():
     assert choices(space, "tf32") == (False,)
 
 
+@pytest.mark.parametrize(
+    ("fields", "own", "values"),
+    [
+        ({"parallelism": {"world_size": 2, "ddp_find_unused_parameters": False}}, "parallelism.world_size", (2, 1)),
+        (
+            {"parallelism": {"world_size": 2, "sharding": "fsdp_full", "wrapping": "size", "offload": "parameters"}},
+            "parallelism.sharding", ("fsdp_full", "none"),
+        ),
+        (
+            {"torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune-no-cudagraphs"},
+            "torch_compile_backend", ("inductor", None),
+        ),
+    ],
+)  # fmt: skip
+def test_knobs_of_the_baseline_that_mean_nothing_at_a_value_do_not_bar_it(fields, own, values):
+    facts = make_facts(layers=2, parameters=200_000_000)
+    here = {"hardware": make_gpu(count=2), "facts": facts, "workload": make_workload(global_batch_size=8)}
+    space = make_space({own: list(values)}, baseline=make_config(4, **fields), **here)
+    assert choices(space, own) == values
+    assert [make_point(config)[own] for config in space.legal] == list(values)
+
+
+def test_no_workers_are_tried_beside_a_baseline_whose_workers_fetch_ahead():
+    own = make_config(dataloader_num_workers=2, dataloader_prefetch_factor=4)
+    space = make_space({"dataloader_num_workers": [0, 2]}, baseline=own)
+    assert [(way["dataloader_num_workers"], way["dataloader_prefetch_factor"]) for way in space.loadings] == [
+        (0, None),
+        (2, 4),
+    ]
+
+
+def test_the_users_own_sampling_bars_nothing_where_lengths_are_not_known():
+    grouped = make_config(4, train_sampling_strategy="group_by_length")
+    space = make_space({"checkpointing": ["none", "full"], "packing": [False, True]}, baseline=grouped)
+    assert [config.checkpointing for config in space.legal] == ["none", "full"]
+
+
 def test_values_that_are_never_legal_or_not_allowed_are_left_out_with_the_reason():
     space = make_space({"precision": ["fp32", "fp16", "bf16"], "tf32": [True, False]}, hardware=make_hardware())
     assert (choices(space, "precision"), choices(space, "tf32")) == (("fp32", "bf16"), (False,))
@@ -287,6 +324,8 @@ def test_knobs_that_may_take_more_or_less_are_not_compared():
         other = make_config(8, **{knob: value})
         assert history_of(make_result(make_config(4), OUT_OF_MEMORY)).refusal(other) is None
         assert history_of(make_result(other, OUT_OF_MEMORY)).refusal(make_config(16)) is None
+    # A driver's margin is counted for paged states.
+    assert not is_no_harder(make_config(optim="paged_adamw_8bit"), make_config(optim="adamw_bnb_8bit"))
 
 
 def test_neither_a_crash_nor_a_rate_rules_anything_out():

@@ -83,11 +83,12 @@ def test_it_holds_inside_an_adapter_whichever_was_put_on_first(name, order, micr
     assert_same_step(one_step(model, name, tmp_path, micro_batch, accumulation), expected)
 
 
-@pytest.mark.parametrize("name", ["Llama", "T5", "routed"])
-def test_a_micro_batch_without_labels_adds_nothing(name, tmp_path):
+@pytest.mark.parametrize(("name", "chunks"), [("Llama", False), ("Llama", True), ("T5", False), ("routed", False)])
+def test_a_micro_batch_without_labels_adds_nothing(name, chunks, tmp_path):
     samples = samples_for(name)
     samples[3]["labels"].fill_(-100)
-    step = one_step(normalize_loss(build(name)), name, tmp_path, 1, 8, samples)
+    model = normalize_loss(build(name))
+    step = one_step(chunk_loss(model) if chunks else model, name, tmp_path, 1, 8, samples)
     rest = [s for i, s in enumerate(samples) if i != 3]
     assert_same_step(step, one_step(normalize_loss(build(name)), name, tmp_path, 1, 7, rest))
 
