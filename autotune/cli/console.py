@@ -8,13 +8,13 @@ import contextlib
 import functools
 import importlib
 import inspect
-import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 
+import pydantic_core
 import typer
 import typer.core
 
@@ -92,7 +92,8 @@ def silence_libraries(*, verbose: bool) -> None:
 
 
 def print_json(document: Any) -> None:
-    print(json.dumps(document, indent=2))
+    # An interval may have no end, for which JSON has no number.
+    print(pydantic_core.to_json(document, indent=2, inf_nan_mode="strings", ensure_ascii=True).decode())
 
 
 def print_text(*lines: str, file: TextIO | None = None) -> None:

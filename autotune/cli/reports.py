@@ -3,6 +3,7 @@
 And those on finished searches: `report`, `explain`, `compare` and `export`.
 """
 
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -174,7 +175,7 @@ def explain(
     document = {**found.model_dump(mode="json"), "together": found.together, "settled": found.is_settled}
     console.show(document, explanation_table(found), as_json=as_json)
     if not (as_json or quiet):
-        console.print_text(f"`autotune report {run_dir}` shows it")
+        console.print_text(f"`autotune report {shlex.quote(str(run_dir))}` shows it")
 
 
 @guarded

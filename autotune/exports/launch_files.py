@@ -13,6 +13,7 @@ from autotune.errors import InputError
 from autotune.training.arguments import ZERO_STAGES, overrides, parallel_variables, training_plan
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import ALLOCATOR_VARIABLE
+from autotune.values.model import Task
 from autotune.values.problem import Change
 from autotune.values.result import ResultData
 
@@ -64,7 +65,7 @@ def launch_commands(result: ResultData, answer: str = "best-config.json") -> tup
     Of several machines each runs them, with the address of one in place of FIRST_MACHINE.
     """
     code, config = result.workload.own_code, result.best.config
-    if (code is not None and not code.command) or (code is None and result.workload.model.source == "own"):
+    if result.workload.own_step is not None or (code is not None and not code.command):
         return ()
     applied = "" if code is None else f"autotune script --apply {shlex.quote(answer)} -- {code.command_line}"
     if not needs_launcher(config):
@@ -234,7 +235,8 @@ def flags(result: ResultData) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if value is None:  # the code's own has to go
             missing.append(f"without --{name}")
         else:
-            given += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+            shown = json.dumps(value) if isinstance(value, dict) else str(value)
+            given += ["--fsdp"] if (name, value) == ("fsdp", True) else [f"--{name}", shown]  # which takes no True
     return tuple(given), (*missing, *in_code(result))
 
 
@@ -245,8 +247,11 @@ def in_code(result: ResultData) -> tuple[str, ...]:
         lines.append("model.gradient_checkpointing_disable()")
     steps = result.workload.accumulation_steps
     accumulates_otherwise = steps(result.best.config) not in (1, steps(result.baseline.config))
-    if code is not None and code.normalizes and accumulates_otherwise:
+    # Heads of these tasks count no labels of a step.
+    counts = result.workload.recipe is not None or result.workload.task in (Task.CAUSAL_LM, Task.IMAGE_TEXT_TO_TEXT)
+    if (not counts if code is None else code.normalizes) and accumulates_otherwise:
         lines.append("autotune.normalize_loss(model), since it accumulates")
+    lines += [f"{name}={value!r}, of your loop" for name, value in result.best.config.own.model_dump().items()]
     return tuple(lines)
 
 

@@ -31,10 +31,10 @@ from autotune.training.build import build_config
 from autotune.training.inputs import VISION_PARTS, image_or_sound, image_text, labels_of
 from autotune.training.resolve import HEADS
 from autotune.training.texts import READERS
-from autotune.units import show_rate, visible
+from autotune.units import visible
 from autotune.values.config import KNOBS
 from autotune.values.model import Task
-from autotune.values.result import ResultData
+from autotune.values.result import ResultData, shown_rate
 from autotune.values.workload import Recipe
 
 TRL = "train_trl.py"
@@ -190,7 +190,8 @@ def script(result: ResultData, name: str, template: str, lost: list[str], **valu
     command = launch_files.launch_commands(result)[0].replace(launch_files.SCRIPT, name)
     steps, spec, measured = user_steps(result).get("max_steps", 100), workload.model, result.best.measurement
     loss = (resources.files("autotune.training") / "loss.py").read_text(encoding="utf-8")
-    rate = f"{show_rate(measured.samples_per_second)} samples/s" if measured is not None else "not measured"
+    correction = result.best.correction
+    rate = f"{shown_rate(measured, correction)} samples/s" if measured is not None else "not measured"
     versions = result.hardware.versions
     found = ", ".join(f"{package} {versions[package]}" for package in ("torch", "transformers") if package in versions)
     devices = f"{config.parallelism.world_size} x " if config.parallelism.world_size > 1 else ""
@@ -223,7 +224,7 @@ def script(result: ResultData, name: str, template: str, lost: list[str], **valu
         "count_by_loss_type": is_causal,
         "vision_parts": sorted(VISION_PARTS) if spec.freeze_vision else None,
         "weighs": per_step > config.per_device_train_batch_size,
-        "measured": None if measured is None else round(measured.samples_per_second, 3),
+        "measured": None if measured is None else round(measured.samples_per_second * correction, 3),
         "imports": functools.partial(_imported, result.arguments.quantization is not None),
         "chunked_loss": Code(loss.partition(_EXPORTED)[2].strip()) if config.chunked_loss else None,
         **dict(zip(("collator", "collate", "about_collator"), _collator(result), strict=True)),

@@ -16,7 +16,7 @@ from autotune.errors import InputError, suggestion
 from autotune.exports import launch_files, scripts
 from autotune.exports.scripts import Code, Draft, hyperparameter, literal, lost_arguments
 from autotune.training.adapters import BITFIT
-from autotune.training.arguments import effective_tf32
+from autotune.training.arguments import ZERO_STAGES, effective_tf32
 from autotune.value import save_bytes
 from autotune.values.result import ResultData
 from autotune.values.techniques import OPTIMIZERS
@@ -134,6 +134,8 @@ def _launch_file(name: str, result: ResultData) -> Draft:
     lost = launch_files.in_code(result) if name == launch_files.ARGUMENTS else ()
     if lost and result.workload.own_code is not None and (gain := launch_files.gain_of_flags(result)):
         lost = (*lost, gain)
+    if name == launch_files.ACCELERATE and result.best.config.parallelism.sharding in ZERO_STAGES:
+        lost = (f"{launch_files.FILE_NAMES[launch_files.DEEPSPEED]}, which it names: --to deepspeed writes it",)
     return Draft(launch_files.FILE_NAMES[name], launch_files.text_of(name, result), launch, lost)
 
 
@@ -153,8 +155,7 @@ def draft(result: ResultData, target: str, answer: str = "best-config.json") -> 
     if target not in TARGETS:
         known = (*TARGETS, ALL)
         raise InputError(f"{target}: expected {', '.join(known[:-1])} or {ALL}{suggestion(target, known)}")
-    made_by_user = result.workload.own_code is not None or result.workload.model.source == "own"
-    if made_by_user and target not in launch_files.FILE_NAMES:
+    if result.workload.is_users_own and target not in launch_files.FILE_NAMES:
         commands = launch_files.launch_commands(result, answer)
         way = f"it trains by: {commands[0]}" if commands else f"--to {launch_files.ARGUMENTS} writes its arguments"
         raise InputError(f"{target}: your own code makes the model, which no exported file can; {way}")
@@ -180,6 +181,8 @@ def drafts(
             made[name] = draft(result, name, answer)
         except InputError as error:
             left_out[name] = str(error)
+    if {launch_files.ACCELERATE, launch_files.DEEPSPEED} <= made.keys():
+        made[launch_files.ACCELERATE] = made[launch_files.ACCELERATE]._replace(lost=())
     return made, left_out
 
 

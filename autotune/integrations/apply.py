@@ -37,9 +37,9 @@ def prepared(answer: Path, command: Sequence[str]) -> tuple[OwnCode, ResultData]
     if not processes.isdecimal():
         raise InputError(f"WORLD_SIZE={processes[:100]}: expected the number of processes; unset it")
     if needs_launcher(result.best.config) and "WORLD_SIZE" not in os.environ:
-        raise InputError(
-            f"{answer}: trains in processes that a launcher starts: {launch_commands(result, str(answer))[0]}"
-        )
+        ours = result.model_copy(update={"workload": result.workload.model_copy(update={"own_code": code})})
+        told = launch_commands(ours, str(answer))[0]
+        raise InputError(f"{answer}: trains in processes that a launcher starts: {told}")
     if int(processes) != result.best.config.parallelism.world_size:
         devices = result.best.config.parallelism.world_size
         raise InputError(f"{answer}: is for {devices} processes, and this is one of {processes} (WORLD_SIZE)")

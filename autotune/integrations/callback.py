@@ -27,7 +27,6 @@ from transformers import TrainerCallback
 from autotune.errors import AutotuneError, InputError
 from autotune.execution import noise
 from autotune.execution.noise import Clock, CudaClock, HostClock
-from autotune.storage.recorded import WITHOUT_COST
 from autotune.storage.run_directory import read_result
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.units import show_memory, show_rate, visible
@@ -35,6 +34,7 @@ from autotune.value import Value
 from autotune.values.hardware import Hardware, detect
 from autotune.values.result import ResultData
 from autotune.values.trial import Interval, Memory
+from autotune.values.workload import WITHOUT_COST
 
 FILE_NAME = "autotune-production.jsonl"
 
@@ -125,8 +125,8 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         if (measured := self._result.best.measurement) is None:
             raise InputError("the result has no measurement of its best configuration to compare with")
         self._given_clock = clock
-        rate, interval = measured.samples_per_second, measured.shown_interval
-        mfu = self._result.best.mfu
+        mfu, correction = self._result.best.mfu, self._result.best.correction
+        rate, interval = measured.samples_per_second * correction, measured.shown_interval.times(correction)
         self._promise = Promise(samples_per_second=rate, interval=interval, memory=measured.memory, mfu=mfu)
         self.report: Production | None = None
 
@@ -261,6 +261,8 @@ def differences(
     rows: list[tuple[str, Any, Any]] = []  # what, as promised, now
     for name in sorted({newest(n) for n in SEARCHED_ARGUMENTS | named} - WITHOUT_COST - elsewhere):
         wanted, seen = promised.get(name, defaults.get(name, dataclasses.MISSING)), getattr(arguments, name, None)
+        if isinstance(wanted, dict) and isinstance(seen, dict):
+            seen = {key: seen.get(key) for key in wanted}  # transformers adds defaults
         if wanted is not dataclasses.MISSING and hasattr(arguments, name):
             rows.append((name, getattr(wanted, "value", wanted), getattr(seen, "value", seen)))
     then, of_model = result.hardware, result.arguments.model

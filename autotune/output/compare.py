@@ -33,11 +33,10 @@ def compare(first: ResultData, second: ResultData) -> Comparison:
         "driver": (one.driver or "", other.driver or ""),
         "cores": (str(one.cores), str(other.cores)),
         "autotune": (first.autotune_version, second.autotune_version),
+        "disturbances": ("; ".join(first.disturbances) or "none", "; ".join(second.disturbances) or "none"),
     }
     changed = {what: values for what, values in sides.items() if values[0] != values[1]}
     changed |= differing_versions(one.versions, other.versions)
-    if first.disturbances or second.disturbances:
-        changed["disturbances"] = ("; ".join(first.disturbances) or "none", "; ".join(second.disturbances) or "none")
     return Comparison(compared=tuple(_compared(*pair) for pair in wanted), changed=changed)
 
 

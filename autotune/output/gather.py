@@ -38,7 +38,8 @@ def gather(run_dir: str | Path) -> RunReport:
     if result is None:
         nothing = "no trial has ended yet"
         if finals.contenders():
-            nothing = f"the search was stopped before it wrote its answer; `autotune resume {directory.path}` goes on"
+            resuming = f"autotune resume {shlex.quote(str(directory.path))}"
+            nothing = f"the search was stopped before it wrote its answer; `{resuming}` goes on"
         elif searched:
             nothing = str(nothing_found(plan, searched))
     breakdowns, no_breakdown = _breakdowns(directory, finals, result)

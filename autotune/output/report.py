@@ -4,6 +4,7 @@ The template, and `svg` for charts, escape all texts.
 """
 
 import json
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -99,7 +100,7 @@ def explained(report: RunReport) -> str:
     if not found.is_settled:
         words += (
             " Part of it is only told by trials of the search that differ in one knob, not run in turn: "
-            f"`autotune explain {report.run_directory}` measures it."
+            f"`autotune explain {shlex.quote(report.run_directory)}` measures it."
         )
     return words
 

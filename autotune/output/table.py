@@ -2,6 +2,7 @@
 
 import io
 import math
+import shlex
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -32,8 +33,8 @@ def show_config(config: TrainConfig) -> str:
     if not config.parallelism.is_single:
         said.append(f"{config.parallelism.world_size} x {shown(config.parallelism) or 'one'}")
     for (name, known), value in zip(KNOBS.items(), knob_values(config), strict=True):
-        is_usual = value in (None, False, known.field.default) or name.startswith("parallelism.")
-        if name in always or not is_usual:
+        is_usual = value is None or value == known.field.default or name.startswith("parallelism.")
+        if name in always or not (is_usual or (name == "dataloader_pin_memory" and not value)):
             said.append(f"{SHORT_NAMES.get(name, name)} {shown_value(value)}")
     return ", ".join((*said, *(f"{name} {value}" for name, value in config.own.model_dump().items())))
 
@@ -58,12 +59,12 @@ def result_table(result: ResultData, answer_path: str | None = None, run_dir: st
             to_paste.append(f"train with it: {' && '.join(targets.to_train(result, answer_path))}")
         else:
             commands = " or ".join(launch_files.launch_commands(result))
-            files = f"(files: autotune export {answer_path} --output DIR)"
+            files = f"(files: autotune export {shlex.quote(answer_path)} --output DIR)"
             to_paste.append(f"launch{launch_files.on_each_machine(result)}: {commands} {files}")
     if run_dir is not None:
         if result.verdict == "unconfirmed":
-            to_paste.append(f"to give it more time: autotune resume {run_dir} --max-time TIME")
-        to_paste.append(f"all of it: {run_dir} (autotune report {run_dir})")
+            to_paste.append(f"to give it more time: autotune resume {shlex.quote(run_dir)} --max-time TIME")
+        to_paste.append(f"all of it: {run_dir} (autotune report {shlex.quote(run_dir)})")
     took = show_time(spent.passed_s if spent is not None else result.search_time_s)
     within = show_memory(result.memory_bytes)
     return Group(
@@ -248,9 +249,9 @@ def _speed(contender: Contender) -> str:
     if measured is not None and contender.confirmed and (span := measured.shown_interval).is_narrow:
         said.append(f"{show_rate(span.low)} to {show_rate(span.high)} samples/s in a next run")
     if measured is not None and tokens is not None:
-        each = tokens / measured.samples_per_second
+        each = tokens / (measured.samples_per_second * contender.correction)
         said.append(f"{shown_rate(measured, contender.correction, tokens=each)} tokens/s")
-    return ", ".join([*said, f"{used * contender.correction:.0%} MFU"] if used is not None else said)
+    return ", ".join([*said, f"{used:.0%} MFU"] if used is not None else said)
 
 
 def times_baseline(result: ResultData, contender: Contender) -> str:

@@ -6,6 +6,7 @@ matter. Every result is on disk before the next trial starts, so that a killed s
 """
 
 import contextlib
+import shlex
 import statistics
 import time
 from collections import Counter
@@ -43,7 +44,7 @@ class SearchInterrupted(AutotuneError):
     exit_code = EXIT_INTERRUPTED
 
     def __init__(self, result: ResultData | None, path: Path) -> None:
-        super().__init__(f"interrupted; `autotune resume {path.parent}` goes on")
+        super().__init__(f"interrupted; `autotune resume {shlex.quote(str(path.parent))}` goes on")
         self.result = result
         self.path = path
 

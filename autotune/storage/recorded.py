@@ -12,14 +12,8 @@ from pydantic import Field
 from autotune.value import Value, digest_of
 from autotune.values.problem import Problem
 from autotune.values.trial import Purpose, TrialResult
-from autotune.values.workload import Workload
+from autotune.values.workload import WITHOUT_COST, Workload
 from autotune.version import __version__
-
-# Arguments that decide on learning alone, not on the time or the memory of a step.
-WITHOUT_COST = frozenset(
-    {"learning_rate", "weight_decay", "warmup_steps", "warmup_ratio", "lr_scheduler_type", "seed", "data_seed"}
-    | {"num_train_epochs", "max_steps", "adam_beta1", "adam_beta2", "adam_epsilon"}
-)
 
 
 def key_of(problem: Problem) -> str:

@@ -39,6 +39,13 @@ class OwnKnob(Value):
     allowance: Allowance = Field(description="class of a change: how much another value changes of the training")
 
 
+# Arguments that decide on learning alone, not on the time or the memory of a step.
+WITHOUT_COST = frozenset(
+    {"learning_rate", "weight_decay", "warmup_steps", "warmup_ratio", "lr_scheduler_type", "seed", "data_seed"}
+    | {"num_train_epochs", "max_steps", "adam_beta1", "adam_beta2", "adam_epsilon"}
+)
+
+
 class OwnStep(Value):
     """A function that sets up training for a configuration and returns a function of one optimizer step."""
 
@@ -249,14 +256,25 @@ class Workload(Value):
         return self.own_code is not None or self.own_step is not None
 
     def differing(self, other: Self) -> str | None:
-        """Return the first field that makes it another training than `other`, with both values, or None."""
-        for name in ("model", "task", "sequence_length", "target_length", "global_batch_size", "lengths", "recipe"):
-            values = [getattr(workload, name) for workload in (self, other)]
+        """Return the first trait that makes it another training than `other`, with both values, or None."""
+        ours, theirs = self._traits(), other._traits()
+        for name in {**ours, **theirs}:
+            values = [ours.get(name), theirs.get(name)]
             if values[0] != values[1]:
                 shown = ["none" if v is None else getattr(v, "name", getattr(v, "mean", v)) for v in values]
-                named = "mean length of the data" if name == "lengths" else name.replace("_", " ")
-                return f"{named} {shown[0]} and {shown[1]}"
+                return f"{name} {shown[0]} and {shown[1]}"
         return None
+
+    def _traits(self) -> dict[str, Any]:
+        """Return what decides on the time and memory of a step, by its name in words."""
+        fields = ("task", "sequence_length", "target_length", "global_batch_size", "images", "image_size", "recipe")
+        return {
+            "model": self.model.model_copy(update={"reference": "", "path": None}),
+            **{name.replace("_", " "): getattr(self, name) for name in fields},
+            "mean length of the data": self.lengths,
+            "loop": "its own" if self.own_step is not None else None,
+            **{name: value for name, value in self.fixed_arguments.items() if name not in WITHOUT_COST},
+        }
 
     def accumulation_steps(self, config: TrainConfig) -> int:
         """Return micro-batches per optimizer step on one device.

@@ -218,7 +218,8 @@ def _corrections(finals: Finals, decision: Decision) -> dict[TrainConfig, float]
 def _contender(finals: Finals, config: TrainConfig, corrections: Mapping[TrainConfig, float]) -> Contender:
     measured, trials = finals.measurement(config), finals.trials_of(config)
     predicted = next((r.request.prediction for r in trials if r.request.prediction is not None), None)
-    rate, tokens = measured.samples_per_second if measured else None, finals.plan.workload.tokens_per_sample
+    correction, tokens = corrections.get(config, 1.0), finals.plan.workload.tokens_per_sample
+    rate = measured.samples_per_second * correction if measured else None
     return Contender(
         config=config,
         changes=changes(config, finals.plan),
@@ -226,7 +227,7 @@ def _contender(finals: Finals, config: TrainConfig, corrections: Mapping[TrainCo
         trials=tuple(r.request.number for r in trials),
         confirmed=finals.is_measured(config),
         speedup=_speedup(finals, config),
-        correction=corrections.get(config, 1.0),
+        correction=correction,
         tokens_per_second=rate * tokens if rate and tokens else None,
         mfu=predicted.mfu_at(rate) if predicted and rate else None,
         step=_step_time(finals, config, measured, predicted.parts if predicted else {}) if measured else None,

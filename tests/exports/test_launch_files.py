@@ -8,7 +8,7 @@ import yaml
 from conftest import TINY_LLAMA
 from exporting import GPU, answer_of, drafted
 from factories import make_config, make_hardware, make_plan, make_result, make_spec, make_workload
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 from autotune.errors import InputError
 from autotune.exports import launch_files, targets
@@ -19,8 +19,9 @@ from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.budget import Soaked
 from autotune.values.config import Parallelism
 from autotune.values.hardware import installed_versions
+from autotune.values.model import Task
 from autotune.values.trial import Purpose
-from autotune.values.workload import OwnCode
+from autotune.values.workload import OwnCode, OwnStep
 from autotune.verification.finals import Finals
 from autotune.verification.verdict import assemble
 
@@ -189,19 +190,19 @@ def test_deepspeed_reads_its_file(stage, offload, to, tmp_path, monkeypatch):
     assert (config.zero_config.offload_param is not None) == (offload == "parameters")
 
 
-def user_answer(config, code=None, others=(), **workload):
+def user_answer(config, code=None, others=(), hardware=None, **workload):
     """Return the answer of a search that found `config` to be faster than the Trainer's defaults and `others`."""
-    base = make_config()
+    base, hardware = make_config(), hardware or make_hardware()
     code = code or OwnCode(kind="script", shown="python train.py", command=("train.py", "--lr", "1"), directory="/")
     made = make_workload(**workload)
-    own = overrides(training_plan(base, made, make_hardware()), made)  # the script's are those of the baseline
+    own = overrides(training_plan(base, made, hardware), made)  # the script's are those of the baseline
     code = code.model_copy(update={"arguments": own})
     trials = [
         make_result(base, 10.0, purpose=Purpose.BASELINE),
         make_result(config, 20.0, number=1),
         *(make_result(other, rate, number=number) for number, (other, rate) in enumerate(others, 2)),
     ]
-    search = make_plan(workload=made.model_copy(update={"own_code": code}), baseline=base, hardware=make_hardware())
+    search = make_plan(workload=made.model_copy(update={"own_code": code}), baseline=base, hardware=hardware)
     found = with_methods(assemble(Finals(SearchState(search, trials)), 12.5))
     assert found.best.config == config
     return found
@@ -222,6 +223,16 @@ def test_flags_say_what_differs_from_the_scripts_own_arguments_and_nothing_else(
         assert told(silent) == told(found) | needed
     soaked = answer.model_copy(update={"soaked": Soaked(eval_batch_size=64, checkpoint_bytes=1)})
     assert told(soaked) == {*told(answer), "--per_device_eval_batch_size 64"}
+
+
+def test_flags_of_fsdp_are_such_as_transformers_reads(tmp_path):
+    two = make_hardware(count=2)
+    answer = user_answer(make_config(4, parallelism=Parallelism(world_size=2, sharding="fsdp_full")), hardware=two)
+    words, _ = flags(answer)
+    parser = HfArgumentParser(TrainingArguments)
+    (read,) = parser.parse_args_into_dataclasses(["--output_dir", str(tmp_path), "--use_cpu", "True", *words])
+    assert read.fsdp is True
+    assert read.fsdp_config.items() >= answer.arguments.training_arguments["fsdp_config"].items()
 
 
 def test_options_of_checkpointing_are_json_under_the_newer_name_alone():
@@ -281,6 +292,31 @@ def test_a_trainer_is_trained_from_python(tmp_path):
     assert "launch.txt" not in {path.name for path in answer.export("all", tmp_path).paths}
     (line,) = targets.to_train(answer, "runs/a.json")
     assert line == "# in your own code: autotune.load('runs/a.json').training_arguments(output_dir)"
+
+
+def test_a_loop_of_a_named_model_has_no_script_and_its_knobs_are_not_left_out_in_silence():
+    step = OwnStep(name="step", takes_accumulation=False, knobs={}, directory="/", search_path=())
+    answer = answer_of(make_config(8, own={"width": 256}), workload=make_workload(own_step=step))
+    assert launch_files.launch_commands(answer) == ()
+    assert targets.draft(answer, ARGUMENTS).lost == ("width=256, of your loop",)
+    with pytest.raises(InputError, match="your own code makes the model"):
+        targets.draft(answer, "python")
+
+
+@pytest.mark.parametrize(
+    ("task", "micro_batch", "is_told"),
+    [(Task.SEQ2SEQ_LM, 4, True), (Task.SEQ2SEQ_LM, 16, False), (Task.CAUSAL_LM, 4, False)],
+)
+def test_arguments_alone_say_that_a_loss_is_not_theirs(task, micro_batch, is_told):
+    """Where gradients accumulate, and the head doesn't count the labels of a step."""
+    answer = answer_of(make_config(micro_batch), workload=make_workload(task=task))
+    assert any("normalize_loss" in lost for lost in targets.draft(answer, ARGUMENTS).lost) == is_told
+
+
+def test_a_file_that_names_another_says_how_that_is_written():
+    answer = measured(sharding="zero_2")
+    assert targets.draft(answer, ACCELERATE).lost == ("deepspeed.json, which it names: --to deepspeed writes it",)
+    assert targets.drafts(answer)[0][ACCELERATE].lost == ()
 
 
 def test_lines_that_train_write_the_script_that_they_run(tmp_path):

@@ -156,6 +156,15 @@ def test_what_can_not_be_laid_over_a_script_is_refused(answer, monkeypatch, best
         prepared(path, ["python", "train.py"])
 
 
+def test_an_answer_of_a_model_is_launched_with_the_script_that_was_given(answer):
+    path = answer(make_config(8, attn_implementation=None, **SHARED))
+    result = json.loads(path.read_text())
+    result["workload"]["own_code"] = None
+    path.write_text(json.dumps(result))
+    with pytest.raises(InputError, match=f"--no-python autotune script --apply {path} -- python train.py -x$"):
+        prepared(path, ["python", "train.py", "-x"])
+
+
 @pytest.mark.slow
 def test_an_answer_for_two_devices_is_laid_over_each_process_of_a_launcher(answer, here):
     write(here, LLAMA_SCRIPT)

@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer
 from autotune import AutotuneCallback
 from autotune.errors import InputError
 from autotune.execution import noise
+from autotune.exports import targets
 from autotune.integrations.callback import _PACKAGES, DISCARDED_STEPS, FILE_NAME, Production, Promise, differences
 from autotune.tuning_result import TuningResult
 from autotune.units import GIB
@@ -107,6 +108,17 @@ def test_the_other_ranks_of_a_training_are_no_other_processes(ranks, result, mon
     arguments = SimpleNamespace(device=torch.device("cpu"), world_size=ranks)
     AutotuneCallback(result).on_train_begin(arguments, None, None)
     assert seen == [{"ranks": ranks > 1}]
+
+
+def test_a_rate_that_was_measured_once_is_promised_as_it_is_shown(result):
+    once = result.model_copy(update={"best": result.best.model_copy(update={"correction": 0.5, "confirmed": False})})
+    whole, half = (AutotuneCallback(each)._promise for each in (result, once))
+    assert half.samples_per_second == pytest.approx(whole.samples_per_second / 2)
+    assert half.interval.high == pytest.approx(whole.interval.high / 2)
+    script, exact = (targets.draft(each, "python").text for each in (once, result))
+    assert f"MEASURED = {half.samples_per_second:.3f}".rstrip("0") in script
+    assert "about " in script.partition("samples/s")[0]
+    assert f"MEASURED = {whole.samples_per_second:.3f}".rstrip("0") in exact
 
 
 def test_an_answer_without_measurement_or_file_is_refused(result, tmp_path):
@@ -251,6 +263,13 @@ DIFFERENCES = {
         {"arguments": {"gradient_checkpointing": True, "activation_checkpointing": True}},
         ["activation_checkpointing True (promised False)"],
     ),
+    "defaults of transformers beside those of FSDP": (
+        {"promised": {"fsdp_config": {"version": 2}}, "arguments": {"fsdp_config": {"version": 2, "xla": False}}}, [],
+    ),
+    "another of FSDP": (
+        {"promised": {"fsdp_config": {"version": 2}}, "arguments": {"fsdp_config": {"version": 1}}},
+        ["fsdp_config {'version': 1} (promised {'version': 2})"],
+    ),
     "dtype": ({"model": a_model("torch.bfloat16")}, ["weights: bfloat16 (promised float32)"]),
     "kernel": ({"model": a_model(kernel="eager")}, ["attention: eager (promised sdpa)"]),
     "an adapter": ({"model": a_model(peft_config={})}, ["adapter: True (promised False)"]),
@@ -263,12 +282,13 @@ DIFFERENCES = {
     "samples": ({"samples_per_step": 32}, ["samples a step: 32 (promised 16)"]),
     "a short wait": ({"data_wait_share": 0.02}, []),
     "a wait": ({"data_wait_share": 0.3}, ["waiting for data: 30% of a step (promised 0%)"]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "said"), DIFFERENCES.values(), ids=DIFFERENCES)
 def test_what_differs_from_the_promise_is_named(result, change, said):
-    own = result.arguments.model_copy(update={"adapter": change.get("adapter")})
+    arguments = {**result.arguments.training_arguments, **change.get("promised", {})}
+    own = result.arguments.model_copy(update={"adapter": change.get("adapter"), "training_arguments": arguments})
     promised = result.model_copy(update={"arguments": own})
     found = differences(
         promised,

@@ -1,16 +1,18 @@
 """Two answers to the same question, from two environments."""
 
 import json
+import math
 
 import pytest
 from answers import BASE, BF16, BIG, answer, drawn
-from factories import make_hardware, make_workload
+from factories import make_hardware, make_spec, make_workload
 
 from autotune.errors import InputError
 from autotune.output.compare import Comparison, compare, comparison_table
+from autotune.storage.run_directory import read_result
 from autotune.values.result import ResultData, StepTime
 from autotune.values.trial import Interval
-from autotune.values.workload import LengthProfile
+from autotune.values.workload import LengthProfile, OwnStep
 
 SEARCHED, FINALS = [(BASE, 10.0), (BIG, 15.0)], [(BASE, 10.0), (BIG, 15.0)]
 
@@ -74,10 +76,29 @@ def test_rates_are_compared_as_measured_and_disturbances_are_named():
     assert found.changed["disturbances"] == ("none", "noise: others took 60%")
 
 
+def test_where_a_model_was_named_otherwise_answers_compare_and_equal_disturbances_are_no_difference():
+    told = {"disturbances": ("noise: others took 60%",)}
+    one, other = (
+        FIRST.model_copy(update={**told, "workload": make_workload(model=make_spec(reference=name, path=path))})
+        for name, path in (("tiny", None), ("./tiny", "/models/tiny"))
+    )
+    assert compare(one, other).changed == {}
+
+
 def test_answers_that_do_not_compare_are_refused():
     other = FIRST.model_copy(update={"workload": make_workload(global_batch_size=64)})
     with pytest.raises(InputError, match="train something else: global batch size 16 and 64"):
         compare(FIRST, other)
+    step = OwnStep(name="step", takes_accumulation=False, knobs={}, directory="/", search_path=())
+    for fields, said in (
+        ({"own_step": step}, "loop none and its own"),
+        ({"fixed_arguments": {"label_smoothing_factor": 0.1}}, "label_smoothing_factor none and 0.1"),
+        ({"images": 4}, "images none and 4"),
+    ):
+        with pytest.raises(InputError, match=said):
+            compare(FIRST, FIRST.model_copy(update={"workload": make_workload(**fields)}))
+    learning = {"fixed_arguments": {"learning_rate": 1.0}}
+    assert compare(FIRST, FIRST.model_copy(update={"workload": make_workload(**learning)})).changed == {}
     lengths = LengthProfile(samples=9, mean=40.0, minimum=1, median=40, p95=80, maximum=90)
     with pytest.raises(InputError, match=r"train something else: mean length of the data none and 40\.0"):
         compare(FIRST, FIRST.model_copy(update={"workload": make_workload(lengths=lengths)}))
@@ -92,4 +113,11 @@ def test_the_command_reads_two_answers(command, tmp_path):
     done = command("compare", tmp_path / "a.json", tmp_path / "b.json", "--json")
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["compared"][0]["ratio"] == pytest.approx(0.8)
+    endless = {"samples_per_second_interval": Interval(low=0.0, high=math.inf)}
+    best = FIRST.best.model_copy(update={"measurement": FIRST.best.measurement.model_copy(update=endless)})
+    (once := FIRST.model_copy(update={"best": best})).save(tmp_path / "once.json")
+    unknown = command("compare", tmp_path / "once.json", tmp_path / "once.json", "--json")
+    for text in (unknown.stdout, (tmp_path / "once.json").read_text()):
+        json.loads(text, parse_constant=pytest.fail)
+    assert read_result(tmp_path / "once.json") == once
     assert command("compare", tmp_path / "a.json", tmp_path / "none.json").exit_code == 2

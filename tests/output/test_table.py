@@ -132,7 +132,7 @@ def test_tokens_and_how_much_of_the_device_is_used_stand_below_the_table_as_far_
     assert told(100.0, None) == ", 1,500 tokens/s;, 1,000 tokens/s"
     assert told(None, 0.576) == ", 58% MFU;"
     assert told(None, None) == ";"
-    assert told(100.0, 0.576, correction=0.5) == ", about 750 tokens/s, 29% MFU;, 1,000 tokens/s"
+    assert told(50.0, 0.288, correction=0.5) == ", about 750 tokens/s, 29% MFU;, 500 tokens/s"
 
 
 def test_what_was_not_told_is_said_and_not_shown_as_figures():

@@ -58,6 +58,8 @@ def test_words_and_features_name_the_values_that_are_not_the_default():
         "micro-batch 8, precision fp32, tf32 True, optim adamw_torch_fused, attention sdpa, compile inductor, "
         "compile-mode max-autotune, adapter lora rank 16 on all-linear"
     )
+    off = make_config(logging_nan_inf_filter=False, torch_compile_backend="inductor", activation_memory_budget=0.0)
+    assert show_config(off).endswith("activation_memory_budget 0.0, nan-filter False")
     assert time_features(config).keys() == {
         "all", "samples", "precision=fp32", "tf32", "optim=adamw_torch_fused", "attention=sdpa", "compile=inductor",
         "adapter",
