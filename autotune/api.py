@@ -129,6 +129,8 @@ def subject_of(options: SearchOptions, knobs: Knobs | None = None, **own: Any) -
         raise InputError(f"{' and '.join(given)} are each a training of its own; give one of them")
     if "step" in given:
         return UserLoop(options, given["step"], knobs)
+    if knobs is not None:
+        raise InputError("knobs: is of a step of your own; only=... names knobs of a model, a Trainer or a script")
     if given:
         return UserTrainer(options, **given)
     if not options.model:

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 
-import pydantic_core
 import typer
 import typer.core
 
@@ -93,7 +92,10 @@ def silence_libraries(*, verbose: bool) -> None:
 
 def print_json(document: Any) -> None:
     # An interval may have no end, for which JSON has no number.
-    print(pydantic_core.to_json(document, indent=2, inf_nan_mode="strings", ensure_ascii=True).decode())
+    from pydantic import ConfigDict, TypeAdapter
+
+    adapter = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="strings"))
+    print(adapter.dump_json(document, indent=2, ensure_ascii=True).decode())
 
 
 def print_text(*lines: str, file: TextIO | None = None) -> None:

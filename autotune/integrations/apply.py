@@ -110,6 +110,10 @@ def other_training(result: ResultData, trainer: Any, parameters: int | None) -> 
         return
     has_rows = workload.lengths is not None and hasattr(trainer.train_dataset, "__len__")
     lengths = lengths_of(trainer.train_dataset) if has_rows else None
+    if workload.lengths is not None and has_rows and lengths is None:
+        before, now = (f"{n:,}" for n in (workload.lengths.samples, len(trainer.train_dataset)))
+        if before != now:
+            yield f"{before} samples, not {now}"
     if workload.lengths is not None and lengths is not None:
         pairs = (workload.lengths.samples, workload.lengths.maximum), (len(lengths), int(lengths.max()))
         before, now = (f"{samples:,} samples of up to {longest} tokens" for samples, longest in pairs)

@@ -69,7 +69,7 @@ def comparison_table(first: ResultData, found: Comparison) -> RenderableType:
     parts: list[RenderableType] = [Text(about(first.workload), "bold")]
     for one in found.compared:
         peaks = f", peak memory {' for '.join(map(show_memory, reversed(one.peak_bytes)))}" * all(one.peak_bytes)
-        parts.append(Text(f"{_verdict(one, found.names)}{peaks}: {show_config(one.config)}"))
+        parts.append(Text(f"{_verdict(one, found.names)}{peaks}: {show_config(one.config, first.workload)}"))
         largest = [
             (part, more) for part, more in one.more_s.items() if abs(more) >= 0.05 * sum(map(abs, one.more_s.values()))
         ]

@@ -63,7 +63,7 @@ def preview_table(found: Preview) -> RenderableType:
     parts: list[RenderableType] = [
         Text(title, style="bold"),
         Text(f"{found.configurations:,} configurations (--allow {found.allowance}); {extent}"),
-        Text(f"baseline: {show_config(found.baseline)}"),
+        Text(f"baseline: {show_config(found.baseline, found.workload)}"),
         table_of(("searched", "values"), ((name, ", ".join(values)) for name, values in found.knobs.items())),
     ]
     if found.first_trials:

@@ -15,7 +15,7 @@ from autotune.exports import targets
 from autotune.output.charts import best_over_time, svg, throughput_against_memory, waterfall
 from autotune.output.step_time import step_rows
 from autotune.output.table import about, answer_rows, contribution_rows, remarks, verdict_line
-from autotune.space.knobs import SHORT_NAMES, shown_changes
+from autotune.space.knobs import short_name, shown_changes
 from autotune.storage.run_directory import ANSWER_FILE
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.estimate import MemoryBreakdown
@@ -38,7 +38,7 @@ def html_report(report: RunReport) -> str:
         "answer": answer(report),
         "state": state(report),
         "against": answer_rows(result) if result is not None else [],
-        "knobs": [(SHORT_NAMES.get(c.knob, c.knob), c.before, c.after, str(c.allowance)) for c in changes],
+        "knobs": [(short_name(c.knob), c.before, c.after, str(c.allowance)) for c in changes],
         "waterfall": svg(lambda: waterfall(found), "waterfall"),
         "pareto": svg(lambda: throughput_against_memory(report), "pareto"),
         "progress": svg(lambda: best_over_time(report), "progress"),

@@ -13,7 +13,7 @@ from autotune.estimates.many_devices import shown
 from autotune.exports import launch_files, targets
 from autotune.output.step_time import step_lines, step_rows
 from autotune.output.terminal import Console, table_of
-from autotune.space.knobs import MICRO_BATCH, SHORT_NAMES, shown_changes, shown_value
+from autotune.space.knobs import MICRO_BATCH, short_name, shown_changes, shown_value
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.problem import Change
@@ -27,15 +27,22 @@ _MOST_NOTES = 3
 COULD_NOT_TELL = "couldn't tell"
 
 
-def show_config(config: TrainConfig) -> str:
-    """Return a configuration in words: micro-batch, precision, optimizer, and all that differs from its default."""
-    said, always = list[str](), (MICRO_BATCH, "precision", "optim")
+def show_config(config: TrainConfig, workload: Workload | None = None) -> str:
+    """Return a configuration in words: micro-batch, precision, optimizer, and all that differs from its default.
+
+    Of a user's code only those of the three that it takes from its arguments are named.
+    """
+    said, always, never = list[str](), {MICRO_BATCH, "precision", "optim"}, set[str]()
+    if workload is not None and workload.own_step is not None and workload.own_step.knobs:
+        never = always - workload.own_step.knobs.keys()
+    elif workload is not None and workload.own_code is not None:
+        never = {"optim"} & workload.own_code.held.keys()
     if not config.parallelism.is_single:
         said.append(f"{config.parallelism.world_size} x {shown(config.parallelism) or 'one'}")
     for (name, known), value in zip(KNOBS.items(), knob_values(config), strict=True):
-        is_usual = value is None or value == known.field.default or name.startswith("parallelism.")
-        if name in always or not (is_usual or (name == "dataloader_pin_memory" and not value)):
-            said.append(f"{SHORT_NAMES.get(name, name)} {shown_value(value)}")
+        is_usual = value is None or value == known.field.default or name.startswith("parallelism.") or name in never
+        if name in always - never or not (is_usual or (name == "dataloader_pin_memory" and not value)):
+            said.append(f"{short_name(name)} {shown_value(value)}")
     return ", ".join((*said, *(f"{name} {value}" for name, value in config.own.model_dump().items())))
 
 
@@ -233,13 +240,15 @@ def about(workload: Workload) -> str:
 def _row(result: ResultData, label: str, contender: Contender) -> tuple[str, ...]:
     measured = contender.measurement
     if measured is None:  # the verdict has the cause
-        return label, "–", "–", "–", visible(show_config(contender.config))
+        return label, "–", "–", "–", visible(show_config(contender.config, result.workload))
     return (
         label if contender.confirmed else f"{label} *",
         times_baseline(result, contender),
         shown_rate(measured, contender.correction),
         show_memory(measured.memory.peak_bytes),
-        visible(shown_changes(contender.changes) if contender.changes else show_config(contender.config)),
+        visible(
+            shown_changes(contender.changes) if contender.changes else show_config(contender.config, result.workload)
+        ),
     )
 
 
@@ -330,7 +339,7 @@ def contribution_rows(found: Explanation) -> list[tuple[str, str, str]]:
     """Return change, factor and evidence of each knob, and in the last row the interaction."""
     rows = []
     for part in found.contributions:
-        knobs = ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.before} → {c.after}" for c in part.changes)
+        knobs = ", ".join(f"{short_name(c.knob)} {c.before} → {c.after}" for c in part.changes)
         factor = {"fails": "needed", "slow": "too slow"}.get(part.basis, "not told")
         if part.ratio is not None:
             factor = show_ratio(part.ratio, part.interval)

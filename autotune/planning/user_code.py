@@ -226,6 +226,14 @@ class UserLoop(Subject):
             "your own loop: it is timed; it isn't evaluated or saved, and its trials aren't kept for later searches"
         )
         baseline = make_point(baseline_of(workload, found.facts, readers, start.arguments))
+        for knob, choices in self.own.knobs.items():
+            if choices is not None and (options.baseline is None or baseline.get(knob) not in choices):
+                batch, dividing = workload.global_batch_size, list(choices)
+                if knob == MICRO_BATCH and batch is not None:
+                    dividing = [size for size in choices if isinstance(size, int) and not batch % (size * groups)]
+                if not dividing:
+                    raise InputError(f"knobs: {knob}: none of {choices} divides the global batch of {batch}")
+                first.setdefault(knob, dividing[0])
         plan = plan_from(
             start, workload, found, space, soak=False, loss_steps=0, record=False, options=None,
             baseline=make_config({**baseline, **first}),

@@ -183,7 +183,11 @@ def _differences(config: TrainConfig, problem: Problem) -> Iterator[tuple[str, A
 
 def shown_changes(changed: Iterable[Change]) -> str:
     """Return changes in words: 'precision bf16, micro-batch 16', or 'the baseline' without any."""
-    return ", ".join(f"{SHORT_NAMES.get(c.knob, c.knob)} {c.after}" for c in changed) or "the baseline"
+    return ", ".join(f"{short_name(c.knob)} {c.after}" for c in changed) or "the baseline"
+
+
+def short_name(knob: str) -> str:
+    return SHORT_NAMES.get(knob, knob.removeprefix(OWN))
 
 
 class KnobOption(NamedTuple):

@@ -193,7 +193,7 @@ def checked_path(dataset: str) -> Path:
         if path.suffix.lower() not in READERS:
             raise InputError(f"{dataset}: unknown kind of file; give one that ends in {', '.join(READERS)}")
         if not path.exists():
-            siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+            siblings = [p.name for p in path.parent.iterdir() if p.exists()] if path.parent.is_dir() else []
             raise InputError(f"{dataset}: no such file{suggestion(path.name, siblings)}")
         if not path.is_file():
             raise InputError(f"{dataset}: is not a regular file; copy the data into one")

@@ -127,6 +127,9 @@ def test_an_answer_for_other_texts_is_said_to_be_one(answer, here, capfd):
     path.write_text(json.dumps(result))
     run(*prepared(path, ["python", "train.py", "--output_dir", "out", "--max_steps", "1", "--disable_tqdm", "True"]))
     assert "; 7 samples of up to 9 tokens, not " in capfd.readouterr().err
+    rows = type("Rows", (), {"__len__": lambda self: 5, "__getitem__": lambda self, at: {"text": "a"}})()
+    trainer = SimpleNamespace(args=TrainingArguments("out", use_cpu=True), train_dataset=rows, data_collator=None)
+    assert "7 samples, not 5" in list(other_training(read_result(path), trainer, None))
 
 
 SHARED = {"parallelism": Parallelism(world_size=2)}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import shlex
 import shutil
 import threading
@@ -58,6 +59,8 @@ def test_options_that_the_code_decides_are_refused_whatever_their_value(name):
 def test_two_trainings_at_once_are_refused():
     with pytest.raises(InputError, match="make_trainer and script are each a training of its own"):
         subject_of(SearchOptions(model=""), make_trainer=lambda: None, script=SCRIPT)
+    with pytest.raises(InputError, match=r"knobs: is of a step of your own; only=\.\.\. names"):
+        subject_of(SearchOptions(model="gpt2"), knobs=["precision"])
 
 
 OWN_ARGUMENTS = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "optim": "adamw_torch"}
@@ -251,6 +254,16 @@ def test_every_knob_that_was_named_is_varied_and_no_other():
         assert len(open_choices[name]) > 1, (name, space.left_out)
 
 
+def test_the_first_values_that_are_named_are_the_baselines_unless_it_is_given(tmp_path):
+    knobs = {"per_device_train_batch_size": [3, 2, 4], "precision": ["bf16", "fp32"], "optim": None}
+    found = plan_of(knobs=knobs).baseline
+    assert (found.per_device_train_batch_size, found.precision, found.optim) == (2, "bf16", "adamw_torch_fused")
+    given = tmp_path / "mine.json"
+    given.write_text(json.dumps({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}))
+    found = plan_of(knobs=knobs, baseline=str(given)).baseline
+    assert (found.per_device_train_batch_size, found.precision) == (2, "fp32")
+
+
 def test_a_knob_that_is_honoured_can_be_fixed_or_searched_alone():
     configs = plan_of(fix={"precision": "bf16"}).every_config()
     assert {config.precision for config in configs} == {"bf16"}
@@ -278,7 +291,7 @@ def test_a_knob_of_the_loops_own_is_searched_from_its_first_value_as_far_as_its_
     )
     assert {(c.own.factor, c.own.order) for c in strict.every_config()} == {(4, "as written"), (2, "as written")}
     other = next(c for c in free.every_config() if c.own.factor == 2 and c.own.order == "as written")
-    assert shown_changes(changes(other, free)) == "own.factor 2"
+    assert shown_changes(changes(other, free)) == "factor 2"
     assert put_back(other, free.baseline, ["own.factor"]) == free.baseline
     assert TrainConfig.model_validate_json(other.model_dump_json()) == other != free.baseline
 

@@ -20,6 +20,7 @@ from autotune.training.arguments import (
 )
 from autotune.values.config import Parallelism, Precision
 from autotune.values.hardware import installed_versions
+from autotune.values.workload import OwnCode
 
 OLD_GPU = make_gpu(versions={"transformers": "5.17.2"})
 NEW_GPU = make_gpu(versions={"transformers": "5.23.0"})
@@ -57,6 +58,14 @@ def test_each_knob_is_its_own_training_arguments_and_no_others(knobs, arguments)
     assert {name: tuned[name] for name in arguments} == arguments
     different = {name for name in tuned if tuned[name] != neutral.tuned.get(name)}
     assert different <= set(arguments)
+
+
+@pytest.mark.parametrize(("workers", "stay"), [(1, False), (2, True)])
+def test_as_many_workers_as_the_users_end_with_a_pass_as_the_users_do(workers, stay):
+    own = {"dataloader_num_workers": 1, "dataloader_persistent_workers": False}
+    code = OwnCode(kind="script", shown="python a.py", command=("a.py",), directory="/", arguments=own)
+    plan = training_plan(make_config(dataloader_num_workers=workers), make_workload(own_code=code), make_hardware())
+    assert plan.tuned["dataloader_persistent_workers"] is stay
 
 
 def test_settings_of_accelerate_that_are_the_users_stay_beside_copies_that_dont_block():

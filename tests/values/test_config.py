@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 
 import pytest
-from factories import make_config
+from factories import make_config, make_workload
 from pydantic import ValidationError
 from transformers import TrainingArguments
 
@@ -14,6 +14,7 @@ from autotune.output.table import show_config
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.value import digest_of
 from autotune.values.config import KNOBS, Allowance, Parallelism, TrainConfig
+from autotune.values.workload import Held, OwnCode, OwnStep
 
 USUAL = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
 
@@ -60,6 +61,15 @@ def test_words_and_features_name_the_values_that_are_not_the_default():
     )
     off = make_config(logging_nan_inf_filter=False, torch_compile_backend="inductor", activation_memory_budget=0.0)
     assert show_config(off).endswith("activation_memory_budget 0.0, nan-filter False")
+    step = OwnStep(name="s", takes_accumulation=False, knobs={"precision": None}, directory="/", search_path=())
+    assert (
+        show_config(make_config(own={"width": 4}), make_workload(own_step=step))
+        == "precision fp32, attention sdpa, width 4"
+    )
+    held = {"optim": Held(value="adamw_torch_fused", reason="yours")}
+    code = OwnCode(kind="script", shown="a.py", command=("a.py",), directory="/", held=held)
+    shown = show_config(make_config(), make_workload(own_code=code))
+    assert shown == "micro-batch 8, precision fp32, attention sdpa"
     assert time_features(config).keys() == {
         "all", "samples", "precision=fp32", "tf32", "optim=adamw_torch_fused", "attention=sdpa", "compile=inductor",
         "adapter",
