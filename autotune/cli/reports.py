@@ -80,6 +80,8 @@ history = typer.Typer(help="What earlier searches measured: list, forget.", rich
 def listed(context: typer.Context, as_json: Json = False) -> None:
     """List earlier searches, with what they measured at best."""
     if context.invoked_subcommand is not None:
+        if as_json:
+            raise InputError(f"--json: goes behind {context.invoked_subcommand}")
         return
 
     from autotune.output.listings import history_table

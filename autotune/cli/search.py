@@ -97,7 +97,8 @@ def script(
                 raise InputError(
                     f"--gpu {gpu}: a search needs the device itself; --dry-run tells the memory without it"
                 )
-            _leave_out(context, {"gpu", "dry_run", "devices"}, "and with --gpu the script is run as it is")
+            shown = {"quiet", "verbose", "as_json"}
+            _leave_out(context, {"gpu", "dry_run", "devices", *shown}, "and with --gpu the script is run as it is")
             _rehearse(gpu, command, console.given(context).get("devices"), quiet=quiet, as_json=as_json)
             return
         if apply is None:
@@ -115,10 +116,10 @@ def script(
 
 
 def _leave_out(context: typer.Context, allowed: set[str], why: str) -> None:
-    """Refuse (InputError) options of a search beside those that are allowed and those of the output."""
+    """Refuse (InputError) options of a search beside those that are allowed."""
     for parameter in context.command.get_params(context):
-        name, harmless = str(parameter.name), allowed | {"command", "quiet", "verbose", "as_json", "debug"}
-        if name not in harmless and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+        name = str(parameter.name)
+        if name not in {*allowed, "command", "debug"} and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
             raise InputError(f"{parameter.opts[0]}: is of a search, {why}; leave one of them out")
 
 

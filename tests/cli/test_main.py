@@ -109,6 +109,7 @@ ERRORS = [
     ("find --model gpt2 --quiet --verbose", 2, "--quiet and --verbose contradict each other; drop"),
     ("script -- torchrun --nnodes 2 train.py", 2, "torchrun: nnodes 2: autotune starts the processes itself"),
     ("script -- python missing.py", 2, "missing.py: no such script"),
+    ("script --apply none.json --quiet -- python train.py", 2, "--quiet: is of a search, and --apply trains"),
     ("script --apply none.json -- python train.py", 2, "none.json: No such file or directory"),
     ("script --space nowhere.yaml --device cpu -- python train.py", 2, "nowhere.yaml"),
     ("resume .", 2, "holds no search"),
@@ -132,6 +133,11 @@ def test_an_error_is_one_short_line_and_its_exit_code(command, tmp_path, words, 
     assert (done.stderr.count("\n"), done.stderr.strip().isprintable(), len(done.stderr) < 2100) == (1, True, True)
     assert said in done.stderr
     assert not list(tmp_path.glob("runs/*"))
+
+
+def test_an_option_that_a_command_within_another_would_not_heed_is_refused(command):
+    done = command("history", "--json", "forget", "--all")
+    assert (done.exit_code, json.loads(done.stdout)["error"]["message"]) == (2, "--json: goes behind forget")
 
 
 @pytest.mark.slow
