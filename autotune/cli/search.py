@@ -118,11 +118,8 @@ def script(
 def _leave_out(context: typer.Context, allowed: set[str], why: str) -> None:
     """Refuse (InputError) options of a search beside those that are allowed."""
     for parameter in context.command.get_params(context):
-        name = str(parameter.name)
-        if (
-            name not in {*allowed, "command", "debug"}
-            and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-        ):
+        name, heeded = str(parameter.name), {*allowed, "command", "debug"}
+        if name not in heeded and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
             raise InputError(f"{parameter.opts[0]}: is of a search, {why}; leave one of them out")
 
 
