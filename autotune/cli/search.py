@@ -97,8 +97,8 @@ def script(
                 raise InputError(
                     f"--gpu {gpu}: a search needs the device itself; --dry-run tells the memory without it"
                 )
-            shown = {"quiet", "verbose", "as_json"}
-            _leave_out(context, {"gpu", "dry_run", "devices", *shown}, "and with --gpu the script is run as it is")
+            heeded = {"gpu", "dry_run", "devices", "quiet", "verbose", "as_json"}
+            _leave_out(context, heeded, "and with --gpu the script is run as it is")
             _rehearse(gpu, command, console.given(context).get("devices"), quiet=quiet, as_json=as_json)
             return
         if apply is None:

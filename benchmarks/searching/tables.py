@@ -15,11 +15,10 @@ import datetime
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from autotune.errors import InputError, located
 from autotune.planning.plan import SearchPlan
 from autotune.space.file import SpaceFile
 from autotune.units import show_memory
@@ -32,8 +31,6 @@ from autotune.values.workload import Workload
 from autotune.version import __version__
 
 TABLE_SCHEMA_VERSION: Literal[1] = 1
-
-V = TypeVar("V", bound=Value)
 
 
 class TableHeader(Problem):
@@ -122,33 +119,13 @@ def write_table(table: Table, path: Path) -> None:
     write_text("".join(f"{line}\n" for line in lines), path)
 
 
-def load_table(path: str | Path) -> Table:
-    """Return the table in `path`; `InputError` names the line if it is malformed."""
-    try:
-        lines = Path(path).read_bytes().splitlines()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    if not lines:
-        raise InputError(f"{path}: empty; `benchmarks/record_table.py` writes a table")
-    header = _parsed(TableHeader, lines[0], f"{path}: line 1: no header of a table (schema {TABLE_SCHEMA_VERSION})")
-    first_line: dict[TrainConfig, int] = {}
-    points = []
-    for number, line in enumerate(lines[1:], start=2):
-        point = _parsed(RecordedPoint, line, f"{path}: line {number}: no point of a table")
-        if point.config in first_line:
-            raise InputError(f"{path}: line {number}: the configuration of line {first_line[point.config]} again")
-        first_line[point.config] = number
-        points.append(point)
-    if not points:
-        raise InputError(f"{path}: a header without any point")
-    return Table(header=header, points=tuple(points))
-
-
-def _parsed(kind: type[V], line: bytes, problem: str) -> V:
-    try:
-        return kind.model_validate_json(line)
-    except ValidationError as error:
-        raise InputError(f"{problem}: {located(error)}") from None
+def load_table(path: Path) -> Table:
+    """Return the table in `path`; raises OSError, and ValueError if it is damaged."""
+    header, *points = path.read_bytes().splitlines()
+    return Table(
+        header=TableHeader.model_validate_json(header),
+        points=tuple(RecordedPoint.model_validate_json(point) for point in points),
+    )
 
 
 def table_of(plan: SearchPlan, results: Sequence[TrialResult]) -> Table:
@@ -200,10 +177,7 @@ def _anywhere(workload: Workload) -> Workload:
 
 def _recorded_space(header: TableHeader) -> SpaceFile:
     """Return the space of a table, with just the parameters that the effort of the recording varied."""
-    try:
-        written = SpaceFile.model_validate(header.space)
-    except ValidationError as error:
-        raise InputError(f"the table's space can't be read: {located(error)}") from None
+    written = SpaceFile.model_validate(header.space)
     efforts = list(Effort)
     varied = efforts[: efforts.index(header.budget.effort) + 1]
     parameters = {

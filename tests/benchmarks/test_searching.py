@@ -20,7 +20,6 @@ from factories import (
 from searching.replay import ReplayRunner, tightened
 from searching.tables import Table, TableTrial, load_table, plan_of, table_of, write_table
 
-from autotune.errors import InputError
 from autotune.search.tuner import Tuner
 from autotune.storage.run_directory import RunDirectory
 from autotune.units import GIB
@@ -155,32 +154,6 @@ def test_a_table_survives_its_file_without_logs(rows, path):
     assert TableTrial.of(failed).outcome == CRASHED
     measured = make_result(FAST, OUT_OF_MEMORY.model_copy(update={"memory": Memory(resident_bytes=5)}))
     assert TableTrial.of(measured).outcome == measured.outcome
-
-
-DAMAGED = {
-    "empty": (lambda lines: [], "empty"),
-    "header alone": (lambda lines: lines[:1], "without any point"),
-    "header missing": (lambda lines: lines[1:], "line 1: no header of a table"),
-    "newer schema": (
-        lambda lines: [lines[0].replace('"schema_version":1', '"schema_version":2'), *lines[1:]],
-        "schema",
-    ),
-    "cut off": (lambda lines: [*lines[:3], lines[3][:100]], "line 4: no point of a table"),
-    "not JSON": (lambda lines: [lines[0], "words", *lines[1:]], "line 2"),
-    "unknown field": (lambda lines: [lines[0], lines[1].replace('"config"', '"knobs"')], "line 2"),
-    "without measurement": (lambda lines: [lines[0], lines[2].replace("out of memory", "completed")], "a measurement"),
-    "same point twice": (lambda lines: [*lines, lines[2]], "line 5: the configuration of line 3 again"),
-}
-
-
-@pytest.mark.parametrize(("change", "said"), DAMAGED.values(), ids=list(DAMAGED))
-def test_a_broken_table_is_refused_in_one_line_that_says_where(path, change, said):
-    path.write_text("".join(f"{line}\n" for line in change(path.read_text().splitlines())))
-    with pytest.raises(InputError) as error:
-        load_table(path)
-    assert str(error.value).startswith(f"{path}: ")
-    assert said in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 KEPT = sorted(TABLES.glob("*.jsonl"))
