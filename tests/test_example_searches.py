@@ -85,7 +85,10 @@ def test_own_trainer_is_tuned_and_trains_with_the_answer(tiny, tmp_path):
     assert verdict in get_args(Verdict)
     (report,) = (tmp_path / "out" / "autotune-production.jsonl").read_text().splitlines()
     promised = json.loads(report)["promise"]["samples_per_second"]
-    assert promised == pytest.approx(float(rate), abs=0.051)
+    (run,) = (tmp_path / "runs").iterdir()
+    best = autotune.load(run / "best-config.json").best
+    assert best.measurement.samples_per_second == pytest.approx(float(rate), abs=0.051)
+    assert promised == pytest.approx(best.measurement.samples_per_second * best.correction)
 
 
 def test_own_loop_is_tuned_in_the_knobs_that_it_knows(tmp_path):

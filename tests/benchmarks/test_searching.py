@@ -17,7 +17,7 @@ from factories import (
     make_space_file,
     product_rate,
 )
-from searching.replay import ReplayRunner, tightened
+from searching.replay import ReplayRunner
 from searching.tables import Table, TableTrial, load_table, plan_of, table_of, write_table
 
 from autotune.search.tuner import Tuner
@@ -55,14 +55,6 @@ def runner(table) -> ReplayRunner:
 def test_the_trials_of_a_configuration_come_in_turn_and_then_again(runner):
     rates = [runner.run(make_request(FAST)).measurement.samples_per_second for _ in range(5)]
     assert rates == [10.0, 12.0, 10.0, 12.0, 10.0]
-
-
-def test_a_configuration_that_was_not_recorded_is_named_and_takes_no_time(runner):
-    result = runner.run(make_request(UNKNOWN))
-    assert result.status is TrialStatus.INVALID
-    assert f"the table has no trial of {UNKNOWN.config_id}" in result.outcome.cause
-    assert '"per_device_train_batch_size":2' in result.outcome.cause
-    assert runner.now_s == 0.0
 
 
 def test_a_trial_ends_at_its_time_limit_and_runs_out_of_memory_in_the_first_step(runner):
@@ -185,10 +177,3 @@ def test_a_search_by_a_sampler_starts_from_the_baseline_and_counts_a_configurati
     assert len({trial.config for trial in trials}) == len(trials) <= 11
     assert first_hit(trials, near_best(space_table, 0.2)) is not None
     assert len(STRATEGIES["random"].search(space_table, plan)) == 11
-
-
-def test_a_tightened_table_has_room_for_a_share_of_its_points(space_table):
-    tight = tightened(space_table, 0.4)
-    assert tight.header.memory_bytes == 2 * GIB
-    assert len(rates_of(tight)) >= 0.4 * len(space_table.points)
-    assert max(config.per_device_train_batch_size for config in rates_of(tight)) == 4

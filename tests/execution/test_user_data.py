@@ -57,18 +57,10 @@ class Plain:
         ([3, 4], None, [0, 1, 0]),
     ],
     ids=[
-        "library",
-        "plain",
-        "selected",
-        "choices",
-        "selected choices",
-        "plain choices",
-        "tensors",
-        "pixels",
-        "others",
+        "library", "plain", "selected", "choices", "selected choices", "plain choices", "tensors", "pixels", "others",
         "numbers",
     ],
-)
+)  # fmt: skip
 def test_lengths_are_those_of_the_samples_of_which_the_longest_come_first(dataset, lengths, longest):
     found = lengths_of(dataset)
     assert (None if found is None else found.tolist()) == lengths

@@ -14,33 +14,15 @@ from autotune.training.baseline import _LEFT_OUT, _REFUSED, read_arguments
 
 # Where a value of another kind than the default's is wanted, or one of a few.
 VALUES: dict[str, Any] = {
-    "lr_scheduler_type": "cosine",
-    "lr_scheduler_kwargs": {"num_cycles": 0.75},
-    "warmup_steps": 37,
-    "max_steps": 321,
-    "num_train_epochs": 7.0,
-    "logging_strategy": "epoch",
-    "logging_steps": 17,
-    "save_strategy": "epoch",
-    "save_steps": 123,
-    "eval_strategy": "steps",
-    "report_to": ["tensorboard"],
-    "hub_strategy": "end",
-    "optim_args": "rank=64",
-    "optim_target_modules": ["q_proj"],
-    "accelerator_config": {"split_batches": True},
-    "include_num_input_tokens_seen": "all",
-    "include_for_metrics": ["loss"],
-    "label_names": ["labels", "others"],
-    "liger_kernel_config": {"rope": False},
-    "neftune_noise_alpha": 5.5,
-    "log_level": "error",
-    "log_level_replica": "error",
-    "debug": "underflow_overflow",
-    "adam_beta1": 0.8,
-    "adam_beta2": 0.998,
+    "lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 0.75}, "warmup_steps": 37, "max_steps": 321,
+    "num_train_epochs": 7.0, "logging_strategy": "epoch", "logging_steps": 17, "save_strategy": "epoch",
+    "save_steps": 123, "eval_strategy": "steps", "report_to": ["tensorboard"], "hub_strategy": "end",
+    "optim_args": "rank=64", "optim_target_modules": ["q_proj"], "accelerator_config": {"split_batches": True},
+    "include_num_input_tokens_seen": "all", "include_for_metrics": ["loss"], "label_names": ["labels", "others"],
+    "liger_kernel_config": {"rope": False}, "neftune_noise_alpha": 5.5, "log_level": "error",
+    "log_level_replica": "error", "debug": "underflow_overflow", "adam_beta1": 0.8, "adam_beta2": 0.998,
     "adam_epsilon": 1e-7,
-}
+}  # fmt: skip
 
 # Their places in files where they have other names, or are no plain arguments.
 LOOP = {

@@ -4,18 +4,9 @@ from tiny_models import TINY
 
 DEEP = {"lists": "[" * 20_000 + "]" * 20_000, "objects": '{"a":' * 20_000 + "1" + "}" * 20_000}
 NO_JSON = {
-    **DEEP,
-    "nothing": "",
-    "half an object": "{",
-    "a list": "[]",
-    "a number": "5",
-    "null": "null",
-    "text": '"x"',
-    "NaN": "NaN",
-    "no text": b"\xff\xfe",
-    "zeros": b"\x00" * 50,
-    "a comma too many": '{"a": 1,}',
-}
+    **DEEP, "nothing": "", "half an object": "{", "a list": "[]", "a number": "5", "null": "null", "text": '"x"',
+    "NaN": "NaN", "no text": b"\xff\xfe", "zeros": b"\x00" * 50, "a comma too many": '{"a": 1,}',
+}  # fmt: skip
 
 LLAMA = TINY["llama"]
 _NO_SIZES = (2.5, "two", True, [0])

@@ -343,27 +343,16 @@ SLOWER = (1.12, 1.13, 1.11)
     [
         ([(STEADY, None)], None),
         ([(STEADY, Conditions(others_share=0.01, stolen_share=0.0))] * 3, None),
-        (
-            [(STEADY, Conditions(others_share=s)) for s in (0.02, 0.6, 0.3)],
-            "other processes took 60% of the cores' time",
-        ),
+        ([(STEADY, Conditions(others_share=s)) for s in (0.02, 0.6, 0.3)],
+         "other processes took 60% of the cores' time"),
         ([(STEADY, Conditions(stolen_share=0.1, throttled={"heat": 0.5}))], "the GPU was slowed down by heat"),
         ([(STEADY, Conditions(throttled={"power cap": 1.0}))] * 3, None),
         ([(STEADY, Conditions(others_share=0.9, idle_share=0.01))] * 3, None),
         ([(STEADY, None), (SLOWER, None)], "its speed drifted by 12% between trials of the baseline"),
         ([(STEADY, Conditions(others_share=0.06)), (SLOWER, None)], "its speed drifted by 12% between trials of the"),
     ],
-    ids=[
-        "unknown",
-        "quiet",
-        "others",
-        "heat",
-        "power cap",
-        "a GPU that hardly waits for its host",
-        "drift",
-        "the worst",
-    ],
-)
+    ids=["unknown", "quiet", "others", "heat", "power cap", "a GPU that hardly waits", "drift", "the worst"],
+)  # fmt: skip
 def test_a_disturbed_machine_is_told_once_with_the_worst_figure(trials, said):
     seen = [make_measurement(conditions=conditions, step_times_s=times) for times, conditions in trials]
     results = [make_result(BASE, each, number=n, purpose=Purpose.FINAL) for n, each in enumerate(seen)]
