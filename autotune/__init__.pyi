@@ -193,7 +193,7 @@ def estimate(
         revision: Revision of a hub id.
         trust_remote_code: Run the model's own code.
         device: Of this machine: auto, cpu, cuda or cuda:N.
-        gpu: Device of `autotune gpus`, or all [this machine's].
+        gpu: Device of `autotune gpus` [this machine's]; the command takes all.
         nodes: Machines that --devices are on [of 8 each].
         eval_batch: Of an evaluation, which may be the peak [with --eval-samples 8].
         eval_samples: Whose logits compute_metrics keeps on the device.

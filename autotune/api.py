@@ -94,8 +94,8 @@ def preview(
 ) -> Preview:
     """Return what :func:`find` would try with these arguments; no trial is run, and no run directory is made.
 
-    A script is run up to the beginning of its training. The record of earlier searches isn't read. Arguments and errors
-    are those of :func:`find`.
+    A script is run up to the beginning of its training. The record of earlier searches isn't read. Errors are those of
+    :func:`find`.
     """
     asked = _options(model, options)
     subject = subject_of(asked, script=script)
@@ -147,10 +147,7 @@ def planned(
     *,
     searches: bool = False,
 ) -> SearchPlan:
-    """Have a child process look at the model or the code, tell the notes on it, and return the plan.
-
-    A search ends, by an InfrastructureError, if that takes all its time.
-    """
+    """Have a child look at the model or the code, tell the notes on it and return the plan, within a search's time."""
     asker, options = backend.asker, subject.options
     earlier = None if options.against is None else read_result(options.against)
     asker.launch()  # the child imports libraries while this process reads the model's config

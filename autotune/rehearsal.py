@@ -215,6 +215,7 @@ def _lighter(plan: SearchPlan, model: CostModel | None, seen: Measurement) -> li
         config
         for config, changed in of_each.items()
         if all(change.allowance is Allowance.EXACT or change.knob in (MICRO_BATCH, _SHARDING) for change in changed)
+        and all(change.knob != "optim" for change in changed)  # of which the exact ones take the same
     ]
     if model is not None:
         predicted = model.predict(legal)

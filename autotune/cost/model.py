@@ -19,7 +19,7 @@ from autotune.cost.family import Family, family_of
 from autotune.cost.lengths import FullLength, in_full_length
 from autotune.cost.memory import Footprint, communicators_bytes, framework_bytes
 from autotune.cost.profile import Profile, Vector
-from autotune.cost.sharding import Network, Spread, network_of
+from autotune.cost.sharding import Network, Share, Spread, network_of
 from autotune.cost.time import StepCost, dense_peak
 from autotune.training.arguments import effective_tf32
 from autotune.values.budget import UNEVEN_ROUTING
@@ -251,15 +251,9 @@ class CostModel:
         storages = profile.storages.of_one_row(samples, self.workload.lengths.maximum)
         return profile.model_copy(update={"storages": storages})
 
-    def host_bytes(self, config: TrainConfig) -> float:
+    def share(self, config: TrainConfig) -> Share | None:
         profile = self.profile(config)
-        return 0.0 if profile is None else self._footprint(config, profile).share.host
-
-    def paged_bytes(self, config: TrainConfig) -> float:
-        """Return the optimizer states of a traced configuration that lie beyond the allocator."""
-        profile = self.profile(config)
-        assert profile is not None
-        return self._footprint(config, profile).share.paged
+        return None if profile is None else self._footprint(config, profile).share
 
     def breakdown(self, config: TrainConfig, profile: Profile) -> MemoryBreakdown:
         footprint, rough = self._footprint(config, profile), roughness(config, profile)

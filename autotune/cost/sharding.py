@@ -1,8 +1,7 @@
 """The memory of one of several devices, and how long it waits for others and the host beyond its computing. Pure.
 
 Data-parallel ranks hold everything (DDP), or deal out optimizer states, gradients and weights among them: the stages of
-ZeRO (arXiv:1910.02054) and FSDP (arXiv:2304.11277). Tensor parallelism is in the profile, whose model is one device's
-part.
+ZeRO (arXiv:1910.02054) and FSDP (arXiv:2304.11277). Tensor parallelism is in the profile, of one device's part.
 
 By the ring algorithms an all-gather or a reduce-scatter of S bytes over n ranks sends (n-1)/n S through each device's
 link, an all-reduce twice that (nccl-tests' `doc/PERFORMANCE.md`). DDP sends 2 Psi a step and ZeRO 3 sends 3 Psi

@@ -7,6 +7,7 @@ of the Python API. The notes of a report name every default that was chosen.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from autotune.errors import InputError, NothingFitsError
@@ -59,8 +60,7 @@ def report(options: request.EstimateOptions) -> reports.Report:
     question = Question.of(options, workload)
     if target is None:
         return survey(question, said)
-    ways = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "sequence_parallel")}
-    if options.devices > 1 and not ways & point.keys():
+    if options.devices > 1 and not request.WAY & point.keys():
         return spread(question, target, (*target.notes, *said))
     forecast = question.forecast(target, network=network_for(options, target, options.devices))
     notes = (*target.notes, *said)
@@ -87,6 +87,8 @@ def estimate(
         raise InputError("estimate: needs a model or a workload")
     if not isinstance(config, TrainConfig):
         raise InputError(f"estimate: config: expected a TrainConfig, not {type(config).__name__}")
+    if not isinstance(workload, Workload | None):
+        raise InputError(f"estimate: workload: expected a Workload, not {type(workload).__name__}")
     name = model or (workload.model.reference if workload else "")
     asked = options_of(request.EstimateOptions, {**options, "model": name, "devices": config.parallelism.world_size})
     request.check(asked)
@@ -190,9 +192,12 @@ def survey(question: Question, notes: tuple[str, ...]) -> reports.DevicesReport:
         forecast = question.forecast(request.with_packages(request.table_target(gpu), question.options.point))
         plan, device = forecast.plan, forecast.device
         if question.options.point:
-            configs = question.with_micro_batches(request.config_of(plan, question.options.point))
-            if (reason := request.refusal(plan, configs[0])) is not None:
-                rows.append(reports.DeviceRow(device=device, why_not=reason.replace(plan.hardware.name, "it")))
+            sized = question.with_micro_batches(request.config_of(plan, question.options.point))
+            reasons = [request.refusal(plan, config) for config in sized]
+            configs = [config for config, reason in zip(sized, reasons, strict=True) if reason is None]
+            if not configs:
+                why = str(reasons[-1]).replace(plan.hardware.name, "it")
+                rows.append(reports.DeviceRow(device=device, why_not=why))
                 continue
         else:
             # A rule reads no other ability that differs in the table.
@@ -209,7 +214,8 @@ def survey(question: Question, notes: tuple[str, ...]) -> reports.DevicesReport:
         found, largest = forecast.predicted(best[0]), forecast.largest_micro_batch(best[0])
         rows.append(reports.DeviceRow(device=device, best=found, largest_micro_batch=largest, run=question.run(found)))
     if not tried:
-        raise InputError(f"not possible on any device of the table: {rows[0].why_not}")
+        ((usual, _),) = Counter(row.why_not for row in rows).most_common(1)
+        raise InputError(f"not possible on any device of the table: {usual}")
     if not any(row.best for row in rows):
         forecast, configs = max(tried, key=lambda pair: pair[0].device.memory_bytes)
         raise nothing_fits(forecast, configs, Allowance.METHOD if question.options.point else question.allowance)

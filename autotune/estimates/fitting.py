@@ -31,6 +31,7 @@ from autotune.values.estimate import Rates
 
 ENTRY = "autotune.estimates.fitting:run_fitting"
 ANSWER_FILE = "answer.txt"
+SMALLER_EVALUATION = "the peak is that of the evaluation: a smaller --eval-batch, or fewer --eval-samples, take less"
 
 
 class FitRequest(Value):
@@ -61,7 +62,8 @@ def nothing_fits(
     """Return an error that names the tightest configuration, the memory it takes, and changes that make it fit."""
     config = forecast.tightest(configs)
     nearest, took = shown_changes(changes(config, forecast.plan)), miss(forecast.predicted(config), forecast.device)
-    remedy = would_fit(forecast, config, allowance, whole)
+    of_evaluation = forecast.predicted(config).memory.phase == "evaluation"
+    remedy = SMALLER_EVALUATION if of_evaluation else would_fit(forecast, config, allowance, whole)
     return NothingFitsError(f"nothing fits: {nearest} comes nearest and {took}; {remedy}")
 
 
@@ -78,7 +80,7 @@ def would_fit(
     chosen = ways.alone() or ways.together(allowance) or ways.together(Allowance.METHOD)
     changed = ways.changed(chosen) if chosen else None
     if not chosen or changed is None:
-        return f"no change makes it fit; {device}"
+        return f"no change that was tried makes it fit; {device}"
     if whole and MICRO_BATCH not in given:
         chosen = ways.resized(chosen)
         changed = ways.changed(chosen) or changed

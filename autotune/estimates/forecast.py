@@ -31,7 +31,7 @@ from autotune.cost.profile import Profile
 from autotune.cost.sharding import Network
 from autotune.errors import InputError, one_line
 from autotune.estimates.report import Device, Predicted, RunCost, predicted, run_cost
-from autotune.estimates.request import EstimateOptions, Target, plan_of
+from autotune.estimates.request import EstimateOptions, Target, plan_of, refusal
 from autotune.planning.plan import SearchPlan, least_states, too_large
 from autotune.space.knobs import MICRO_BATCH, allowance_of
 from autotune.space.space import micro_batches
@@ -291,7 +291,8 @@ class Forecast:
         configs = sorted({*with_micro_batches(config, self.plan.workload), config}, key=attrgetter(MICRO_BATCH))
         least = self.model.predict(configs).least_bytes.tolist()
         for candidate, bound in reversed(list(zip(configs, least, strict=True))):
-            if bound <= self.device.memory_bytes and self.fits(candidate):
+            is_legal = candidate == config or refusal(self.plan, candidate) is None
+            if is_legal and bound <= self.device.memory_bytes and self.fits(candidate):
                 return int(candidate.per_device_train_batch_size)
         return None
 
@@ -300,7 +301,8 @@ class Forecast:
 
         def taken(configs: Sequence[TrainConfig]) -> list[float]:
             needed = zip(configs, self.model.predict(configs).needed_bytes.tolist(), strict=True)
-            return [math.inf if math.isnan(size) else size + self.model.paged_bytes(config) for config, size in needed]
+            shares = [(size, self.model.share(config)) for config, size in needed]
+            return [math.inf if share is None or math.isnan(size) else size + share.paged for size, share in shares]
 
         plan = self.plan
         states = [(least_states(plan, c), c.per_device_train_batch_size, c.checkpointing == "none") for c in configs]

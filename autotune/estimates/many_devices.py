@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.cost.sharding import WAYS, Network, network_of
 from autotune.errors import InputError, NothingFitsError
-from autotune.estimates.fitting import larger_device
+from autotune.estimates.fitting import SMALLER_EVALUATION, larger_device
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.report import Predicted, SpreadReport, SpreadRow, miss
 from autotune.estimates.request import EstimateOptions, Target, config_of, refusal
@@ -137,6 +137,8 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
         nearest, host = rows[0], f"; of each node's memory it takes {show_memory(rows[0].host_bytes)}"
         took = miss(nearest.predicted, target.device) + host * bool(nearest.host_bytes)
         text = f"nothing fits {devices} devices: {nearest.way} comes nearest and {took}"
+        if nearest.predicted.memory.phase == "evaluation":
+            raise NothingFitsError(f"{text}; {SMALLER_EVALUATION}")
         # An adapter is tried where the layers are whole and nothing need be offloaded.
         whole = [way for way in found if way.offload == "none" and way.sharding_ranks == way.world_size]
         for lighter in _LIGHTER:

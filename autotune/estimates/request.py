@@ -43,11 +43,15 @@ from autotune.values.workload import Workload
 _REFERENCE_GPU = "a100-80gb"
 
 
+# Knobs that say how several devices share a training.
+WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "sequence_parallel")}
+
+
 class EstimateOptions(WorkloadOptions):
     """The options of an estimate."""
 
     memory_bytes: Bytes | None = option(LIMITS, "Device memory; without --gpu some GPU of this size.", alias="memory")
-    gpu: str | None = option(PLACES, "Device of `autotune gpus`, or all [this machine's].")
+    gpu: str | None = option(PLACES, "Device of `autotune gpus` [this machine's]; the command takes all.")
     devices: PositiveInt = option(PLACES, "Devices that share the training.", 1)
     nodes: PositiveInt | None = option(PLACES, "Machines that --devices are on [of 8 each].")
     # 10^9 bytes/s, one way
@@ -101,7 +105,10 @@ def check(options: EstimateOptions) -> None:
         raise InputError(f"--devices {options.devices}: use at most {LARGEST_BATCH}: a step has no more samples")
     if options.devices > 1 and options.gpu == "all":
         raise InputError(f"--devices {options.devices}: they are of one kind; --gpu NAME instead of all")
-    if options.explain and not options.fix:
+    if options.recipe and options.evaluation is not None:
+        raise InputError(f"--eval-batch, --eval-samples: the evaluation of --recipe {options.recipe} isn't predicted")
+    is_one = options.fix and options.gpu != "all" and (options.devices == 1 or WAY & options.point.keys())
+    if options.explain and not is_one:
         raise InputError("--explain: is of one configuration, such as --fix micro-batch=4")
 
 

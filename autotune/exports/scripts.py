@@ -84,8 +84,10 @@ _PADDING = {
 
 def trl(result: ResultData) -> Draft:
     """Return a script with TRL's SFTTrainer, or with the Trainer of the recipe that was measured."""
-    if result.workload.recipe is not None:
-        return trainer(result, TRL, "train_recipe.py.j2", **_recipe(result, result.workload.recipe))
+    if (recipe := result.workload.recipe) is not None:
+        made = trainer(result, TRL, "train_recipe.py.j2", **_recipe(result, recipe))
+        own = (f"--reward {recipe.reward}: import it in place of the function `reward`",) if recipe.reward else ()
+        return made._replace(lost=(*made.lost, *own))
     if result.workload.task is not Task.CAUSAL_LM:
         raise InputError(f"trl: SFTTrainer trains causal-lm, not {result.workload.task}; --to python writes a Trainer")
     # Defaults of SFTConfig that differ from TrainingArguments' or add to them, as they were measured (TRL 1.16:

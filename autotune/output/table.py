@@ -28,10 +28,7 @@ COULD_NOT_TELL = "couldn't tell"
 
 
 def show_config(config: TrainConfig, workload: Workload | None = None) -> str:
-    """Return a configuration in words: micro-batch, precision, optimizer, and all that differs from its default.
-
-    Of a user's code only those of the three that it takes from its arguments are named.
-    """
+    """Return a configuration in words: the three that matter most, but for the code's own, and unusual values."""
     said, always, never = list[str](), {MICRO_BATCH, "precision", "optim"}, set[str]()
     if workload is not None and workload.own_step is not None and workload.own_step.knobs:
         never = always - workload.own_step.knobs.keys()
@@ -69,7 +66,7 @@ def result_table(result: ResultData, answer_path: str | None = None, run_dir: st
             files = f"(files: autotune export {shlex.quote(answer_path)} --output DIR)"
             to_paste.append(f"launch{launch_files.on_each_machine(result)}: {commands} {files}")
     if run_dir is not None:
-        if result.verdict == "unconfirmed":
+        if result.verdict == "unconfirmed" and "expected to gain" not in (result.untried or ""):
             to_paste.append(f"to give it more time: autotune resume {shlex.quote(run_dir)} --max-time TIME")
         to_paste.append(f"all of it: {run_dir} (autotune report {shlex.quote(run_dir)})")
     took = show_time(spent.passed_s if spent is not None else result.search_time_s)
@@ -238,17 +235,15 @@ def about(workload: Workload) -> str:
 
 
 def _row(result: ResultData, label: str, contender: Contender) -> tuple[str, ...]:
-    measured = contender.measurement
+    measured, words = contender.measurement, show_config(contender.config, result.workload)
     if measured is None:  # the verdict has the cause
-        return label, "–", "–", "–", visible(show_config(contender.config, result.workload))
+        return label, "–", "–", "–", visible(words)
     return (
         label if contender.confirmed else f"{label} *",
         times_baseline(result, contender),
         shown_rate(measured, contender.correction),
         show_memory(measured.memory.peak_bytes),
-        visible(
-            shown_changes(contender.changes) if contender.changes else show_config(contender.config, result.workload)
-        ),
+        visible(shown_changes(contender.changes) if contender.changes else words),
     )
 
 

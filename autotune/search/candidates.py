@@ -125,7 +125,8 @@ class Candidates:
     def refusal(self, config: TrainConfig) -> str | None:
         """Return how a configuration surely exceeds the memory of device or host, or None."""
         whole = loading_bytes(config, self._plan.facts.parameters), "the whole weights that each rank begins with are"
-        of_rank, why = max((self._model.host_bytes(config), "offload is"), whole)
+        share = self._model.share(config)
+        of_rank, why = max((0.0 if share is None else share.host, "offload is"), whole)
         there = self._plan.hardware.host_memory_bytes
         if (host := of_rank * self._plan.hardware.nodes_of(config.parallelism.world_size)[1]) > there:
             return f"{why} predicted to take {show_memory(int(host))} of the host's memory; it has {show_memory(there)}"

@@ -48,7 +48,7 @@ def _idle_knobs(config: TrainConfig, workload: Workload, facts: ModelFacts, hard
     elif spread.replicas > 1 and (spread.data_parallel % spread.replicas or spread.data_parallel == spread.replicas):
         yield f"{spread.replicas} replicas don't share {spread.data_parallel} devices equally, with several for each"
     if spread.offload != "none" and spread.sharding == "none":
-        yield f"offload of {spread.offload} is FSDP's and DeepSpeed's: it needs sharding (--sharding)"
+        yield f"offload of {spread.offload} is FSDP's and DeepSpeed's: it needs sharding (--fix sharding=zero_3)"
     if spread.sharding != "none" and spread.sharding_ranks == 1 and spread.offload == "none":
         yield f"{spread.sharding} has nothing to split: there is one data-parallel rank"
 
@@ -65,7 +65,7 @@ def _fsdp(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: 
     if hardware.is_cpu:
         yield "FSDP on a CPU: accelerate knows it on accelerators alone, and the Trainer would silently run DDP"
     if spread.offload == "optimizer":
-        yield "FSDP offloads weights, gradients and optimizer states together (--offload parameters)"
+        yield "FSDP offloads weights, gradients and optimizer states together (--fix offload=parameters)"
     if facts.not_fsdp is not None:
         yield f"FSDP: {workload.model.model_type}: {facts.not_fsdp}"
     if config.quantization is not None:
@@ -149,7 +149,7 @@ def _sequence(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
     if workload.task is not Task.CAUSAL_LM:
         yield f"{named} shares the tokens of causal models; the task is {workload.task}"
     if spread.sharding not in (*ZERO_STAGES, *FSDP_KINDS):
-        yield f"{named} goes with FSDP (--sharding fsdp_full) or DeepSpeed's ZeRO (--sharding zero_3)"
+        yield f"{named} goes with FSDP (--fix sharding=fsdp_full) or DeepSpeed's ZeRO (--fix sharding=zero_3)"
     if spread.tensor_parallel > 1:
         yield f"{named} has groups beside data parallelism alone, without tensor parallel"
     parts = 2 * degree if spread.context_parallel > 1 else degree  # in a ring each device has an early and a late part

@@ -172,9 +172,8 @@ class SearchSpace:
 
     def _illegal(self, config: TrainConfig, among: Iterable[Rule] | None = None) -> Iterator[str]:
         of = self._problem
-        for reason in rules.refusals(config, of.workload, of.facts, of.hardware, among):
-            if reason not in self._own_ways:
-                yield reason
+        found = rules.refusals(config, of.workload, of.facts, of.hardware, among)
+        return (reason for reason in found if reason not in self._own_ways)
 
     @functools.cached_property
     def _own_ways(self) -> set[str]:

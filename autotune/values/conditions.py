@@ -35,11 +35,6 @@ class Conditions(Value):
     idle_share: float | None = None  # GPU: share of the time without computation, waiting for data or kernel launches
 
     @property
-    def is_capped(self) -> bool:
-        """Whether the GPU ran at its power limit for most of the time: it settles there under load."""
-        return self.throttled.get(POWER_CAP, 0.0) >= 0.5
-
-    @property
     def slowed_by(self) -> dict[str, float]:
         return {reason: share for reason, share in self.throttled.items() if reason != POWER_CAP}
 

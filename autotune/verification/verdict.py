@@ -16,6 +16,7 @@ from autotune.planning.plan import SearchPlan, SearchState
 from autotune.space.knobs import changes, shown_changes
 from autotune.training.arguments import arguments_of
 from autotune.units import show_memory, show_rate
+from autotune.values.conditions import POWER_CAP
 from autotune.values.config import Allowance, Precision, TrainConfig
 from autotune.values.problem import break_even_steps, cold_start_s
 from autotune.values.result import (
@@ -123,7 +124,8 @@ def verdict_of(finals: Finals) -> Decision:
                 share = finals.others_share()
                 return Decision(leader, "no_clear_winner" if share is None else "undecided", others_share=share)
             which = "the only other trial" if len(others) == 1 else "every other trial"
-            return Decision(leader, "unconfirmed", kept_because=f"{which} timed out" if others else None)
+            told = f"{which} timed out" if others else "nothing else was tried"
+            return Decision(leader, "unconfirmed", kept_because=told)
 
         def shown(config: TrainConfig) -> float:  # as it is told: of the finals, where they have run
             return plan.objective.rate(seen) if (seen := finals.measurement(config)) is not None else 0.0
@@ -271,7 +273,8 @@ def _plain_notes(state: SearchState) -> tuple[str, ...]:
     baseline = history.known(plan.baseline)
     if baseline is not None and baseline.measurement is not None:
         notes += baseline.measurement.warnings
-    seen = [m.conditions.is_capped for r in results if (m := r.measurement) is not None and m.conditions is not None]
+    known = [m.conditions for r in results if (m := r.measurement) is not None and m.conditions is not None]
+    seen = [conditions.throttled.get(POWER_CAP, 0.0) >= 0.5 for conditions in known]  # for most of the time
     if any(seen):
         trials = f"{sum(seen)} of {len(seen)} trials"
         notes += (f"the GPU ran at its power limit in {trials}: there it settles under load, as in your training",)

@@ -64,6 +64,20 @@ def test_a_configuration_that_does_not_fit_is_a_report_with_the_one_change_that_
     assert found.would_fit in str(error)
 
 
+def test_a_micro_batch_that_is_refused_is_not_the_largest_and_bars_no_device(estimated):
+    fix = {"optim": "lomo", "micro-batch": "64", "precision": "fp16"}  # its gradients can't accumulate
+    given = {"model": "gpt2", "gpu": "rtx-4090", "seq_len": 1024, "global_batch": 64}
+    assert estimated(**given, fix=fix).largest_micro_batch is None
+    rows = estimated(model="gpt2", gpu="all", fix={"optim": "lomo", "precision": "fp16"}, global_batch=64).rows
+    assert {row.best.config.per_device_train_batch_size for row in rows if row.best} == {64}
+
+
+def test_where_the_evaluation_alone_does_not_fit_a_smaller_one_is_named(estimated):
+    for how in ({"memory_bytes": GIB, "gpu": None}, {"devices": 4}):
+        with pytest.raises(NothingFitsError, match="that of the evaluation: a smaller --eval-batch"):
+            estimated(**how, eval_batch=1 << 20)
+
+
 def test_a_given_way_that_a_nodes_memory_is_too_small_for_does_not_fit(estimated):
     how = {"devices": 2, "fix": {"sharding": "zero_3", "offload": "optimizer"}}
     assert shortfall(estimated(**how)) is None  # that of a node of the table isn't known

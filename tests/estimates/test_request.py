@@ -28,6 +28,8 @@ REFUSED = {
     "a compiler that doesn't train": ({"fix": {"compile": "onnxrt"}}, "expected inductor, cudagraphs, aot_eager"),
     "tokens of images": ({"model": "vit-base", "tokens": 1e9, "seq_len": None}, "--tokens: google/vit-base"),
     "lengths of images": ({"model": "vit-base"}, "--seq-len 128: the task image-classification has images alone"),
+    "an evaluation of a recipe": ({"recipe": "dpo", "eval_batch": 8, "seq_len": None}, "dpo isn't predicted"),
+    "what is alive of many": ({"explain": True, "devices": 2, "fix": {"optim": "sgd"}}, "--explain: is of one"),
     "a knob that no GPU can": ({"gpu": "all", "fix": {"micro-batch": "5"}}, "not possible on any device"),
 }  # fmt: skip
 

@@ -303,6 +303,15 @@ def test_trl_is_asked_to_cut_no_samples_where_it_pads_none(answer):
     assert (given["padding_free"], given["max_length"]) == (True, None)  # with a length TRL 1.16 refuses it
 
 
+def test_a_reward_that_was_measured_is_not_left_out_in_silence(recipe_answer):
+    result = recipe_answer("grpo")
+    own = result.workload.recipe.model_copy(update={"reward": "rewards:exact"})
+    own = result.model_copy(update={"workload": result.workload.model_copy(update={"recipe": own})})
+    plain, made = (draft(each, "trl") for each in (result, own))
+    assert (plain.lost, made.lost) == ((), ("--reward rewards:exact: import it in place of the function `reward`",))
+    assert "PUT YOUR OWN HERE (rewards:exact was measured)" in made.text
+
+
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.filterwarnings("default")
 def test_a_script_of_trl_has_the_losses_of_the_trial(name, recipe_answer, run, tmp_path, monkeypatch):

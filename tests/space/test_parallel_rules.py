@@ -83,7 +83,7 @@ REFUSED = [
     ({"offload": "optimizer"}, "offload of optimizer is FSDP's and DeepSpeed's"),
     ({"world_size": 1, "sharding": "fsdp_full"}, "fsdp_full has nothing to split"),
     ({"sharding": "fsdp_full", "hardware": CPU}, "the Trainer would silently run DDP"),
-    ({"sharding": "fsdp_full", "offload": "optimizer"}, "(--offload parameters)"),
+    ({"sharding": "fsdp_full", "offload": "optimizer"}, "(--fix offload=parameters)"),
     ({"sharding": "fsdp_full", "facts": make_facts(not_fsdp="two units own it")}, "FSDP: llama: two units own it"),
     ({"sharding": "fsdp_full", "knobs": {"adapter": {}, "quantization": "nf4"}}, "accelerate leaves packed weights"),
     ({"sharding": "fsdp_full", "knobs": {"optim": "adamw_bnb_8bit"}}, "bitsandbytes' kernels take plain tensors"),
@@ -98,7 +98,7 @@ REFUSED = [
     ({"sharding": "zero_2", "offload": "parameters"}, "zero_3 can offload them"),
     ({"sharding": "zero_1", "knobs": {"optim": "adafactor"}}, "DeepSpeed: adafactor works on whole matrices"),
     ({"sharding": "zero_2", "offload": "optimizer", "knobs": {"optim": "sgd"}}, "stands in for torch's AdamW, not"),
-    ({"sequence_parallel": 2}, "goes with FSDP (--sharding fsdp_full) or DeepSpeed's ZeRO (--sharding zero_3)"),
+    ({"sequence_parallel": 2}, "goes with FSDP (--fix sharding=fsdp_full) or DeepSpeed's ZeRO (--fix sharding=zero_3)"),
     ({**RING, "hardware": CPU}, "around its attention for CUDA alone"),
     (
         {**RING, "knobs": {"precision": "bf16", "attn_implementation": "eager"}},

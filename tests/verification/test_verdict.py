@@ -5,7 +5,7 @@ import random
 import statistics
 
 import pytest
-from answers import ADAFACTOR, BASE, BF16, BIG, COMPILED, LORA, TIMED_OUT, Trials, answer, compiled, noisy
+from answers import ADAFACTOR, BASE, BF16, BIG, COMPILED, LORA, TIMED_OUT, Trials, answer, compiled, drawn, noisy
 from factories import (
     CRASHED,
     OUT_OF_MEMORY,
@@ -19,7 +19,7 @@ from factories import (
 )
 
 from autotune.errors import InfrastructureError, InputError, NothingFitsError
-from autotune.output.table import verdict_line
+from autotune.output.table import result_table, verdict_line
 from autotune.planning.plan import SearchState
 from autotune.training.arguments import training_plan
 from autotune.tuning_result import TuningResult, with_methods
@@ -232,6 +232,10 @@ def test_beside_the_baseline_a_trial_that_timed_out_tells_nothing(outcome, verdi
     assert (result.verdict, result.best.config) == (verdict, BASE)
     if verdict == "unconfirmed":
         assert verdict_line(result).endswith("the baseline is kept: the only other trial timed out")
+        alone = answer([(BASE, 10.0)])
+        assert verdict_line(alone).endswith("the baseline is kept: nothing else was tried")
+        worthless = alone.model_copy(update={"untried": "2 are left untried; 2 more are expected to gain 0.0% at most"})
+        assert ["--max-time TIME" in drawn(result_table(r, run_dir="r")) for r in (alone, worthless)] == [True, False]
 
 
 def test_each_class_up_to_the_allowed_one_shows_the_fastest_it_admits_and_the_arguments_are_the_winners():
