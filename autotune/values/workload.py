@@ -266,14 +266,14 @@ class Workload(Value):
         return None
 
     def _traits(self) -> dict[str, Any]:
-        """Return what decides on the time and memory of a step, by its name in words."""
+        beside_steps = ("log", "eval_", "save_", "hub_", "push_", "report_to", "load_best", "do_")
         fields = ("task", "sequence_length", "target_length", "global_batch_size", "images", "image_size", "recipe")
         return {
             "model": self.model.model_copy(update={"reference": "", "path": None}),
             **{name.replace("_", " "): getattr(self, name) for name in fields},
             "mean length of the data": self.lengths,
             "loop": "its own" if self.own_step is not None else None,
-            **{name: value for name, value in self.fixed_arguments.items() if name not in WITHOUT_COST},
+            **{n: v for n, v in self.fixed_arguments.items() if not (n in WITHOUT_COST or n.startswith(beside_steps))},
         }
 
     def accumulation_steps(self, config: TrainConfig) -> int:

@@ -97,7 +97,7 @@ def test_answers_that_do_not_compare_are_refused():
     ):
         with pytest.raises(InputError, match=said):
             compare(FIRST, FIRST.model_copy(update={"workload": make_workload(**fields)}))
-    learning = {"fixed_arguments": {"learning_rate": 1.0}}
+    learning = {"fixed_arguments": {"learning_rate": 1.0, "save_steps": 9}}
     assert compare(FIRST, FIRST.model_copy(update={"workload": make_workload(**learning)})).changed == {}
     lengths = LengthProfile(samples=9, mean=40.0, minimum=1, median=40, p95=80, maximum=90)
     with pytest.raises(InputError, match=r"train something else: mean length of the data none and 40\.0"):
