@@ -119,9 +119,9 @@ def write_table(table: Table, path: Path) -> None:
     write_text("".join(f"{line}\n" for line in lines), path)
 
 
-def load_table(path: Path) -> Table:
+def load_table(path: str | Path) -> Table:
     """Return the table in `path`; raises OSError, and ValueError if it is damaged."""
-    header, *points = path.read_bytes().splitlines()
+    header, *points = Path(path).read_bytes().splitlines()
     return Table(
         header=TableHeader.model_validate_json(header),
         points=tuple(RecordedPoint.model_validate_json(point) for point in points),
