@@ -234,6 +234,7 @@ def test_beside_the_baseline_a_trial_that_timed_out_tells_nothing(outcome, verdi
         assert verdict_line(result).endswith("the baseline is kept: the only other trial timed out")
         alone = answer([(BASE, 10.0)])
         assert verdict_line(alone).endswith("the baseline is kept: nothing else was tried")
+        assert "(autotune report 'a b')" in drawn(result_table(alone, run_dir="a b"))
         worthless = alone.model_copy(update={"untried": "2 are left untried; 2 more are expected to gain 0.0% at most"})
         assert ["--max-time TIME" in drawn(result_table(r, run_dir="r")) for r in (alone, worthless)] == [True, False]
 
