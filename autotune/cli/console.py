@@ -91,7 +91,6 @@ def silence_libraries(*, verbose: bool) -> None:
 
 
 def print_json(document: Any) -> None:
-    # An interval may have no end, for which JSON has no number.
     from pydantic import ConfigDict, TypeAdapter
 
     adapter = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan="strings"))

@@ -196,8 +196,7 @@ def survey(question: Question, notes: tuple[str, ...]) -> reports.DevicesReport:
             reasons = [request.refusal(plan, config) for config in sized]
             configs = [config for config, reason in zip(sized, reasons, strict=True) if reason is None]
             if not configs:
-                why = str(reasons[-1]).replace(plan.hardware.name, "it")
-                rows.append(reports.DeviceRow(device=device, why_not=why))
+                rows.append(reports.DeviceRow(device=device, why_not=str(reasons[-1]).replace(plan.hardware.name, "it")))
                 continue
         else:
             # A rule reads no other ability that differs in the table.

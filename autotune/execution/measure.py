@@ -16,7 +16,6 @@ made or compiled is slow, or fast, for seconds. A step that compiles or records 
 
 Marks are host clocks on the CPU and events in the stream on CUDA, which is synchronised only when the measurement
 checks whether it is done. Of several ranks the first decides: a rank that stopped alone would leave the others waiting.
-Trials in turn measure a few steps each time the others wait for them (see `token_ring`).
 """
 
 import dataclasses

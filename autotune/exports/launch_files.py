@@ -247,9 +247,9 @@ def in_code(result: ResultData) -> tuple[str, ...]:
         lines.append("model.gradient_checkpointing_disable()")
     steps = result.workload.accumulation_steps
     accumulates_otherwise = steps(result.best.config) not in (1, steps(result.baseline.config))
-    # Heads of these tasks count no labels of a step.
-    counts = result.workload.recipe is not None or result.workload.task in (Task.CAUSAL_LM, Task.IMAGE_TEXT_TO_TEXT)
-    if (not counts if code is None else code.normalizes) and accumulates_otherwise:
+    counting = (Task.CAUSAL_LM, Task.IMAGE_TEXT_TO_TEXT)  # tasks whose heads take the count of a step's labels
+    counts_labels = result.workload.recipe is not None or result.workload.task in counting
+    if (not counts_labels if code is None else code.normalizes) and accumulates_otherwise:
         lines.append("autotune.normalize_loss(model), since it accumulates")
     lines += [f"{name}={value!r}, of your loop" for name, value in result.best.config.own.model_dump().items()]
     return tuple(lines)

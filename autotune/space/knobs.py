@@ -105,10 +105,7 @@ def has_field(kind: Scalar, parameter: str) -> bool:
 
 
 # Knobs of one kind of sharding, or of DDP.
-_OF_SHARDING = {
-    f"parallelism.{name}"
-    for name in ("ddp_bucket_cap_mb", "ddp_find_unused_parameters", "wrapping", "offload", "replicas")
-}
+_OF_SHARDING = ("ddp_bucket_cap_mb", "ddp_find_unused_parameters", "wrapping", "offload", "replicas")
 
 
 def fitting(point: Mapping[str, Scalar], origin: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -117,7 +114,7 @@ def fitting(point: Mapping[str, Scalar], origin: Mapping[str, Scalar]) -> dict[s
     kind = whole.get("adapter")
     idle = {k for k in origin if k.startswith(_ADAPTER)} if kind != origin.get("adapter") else set[str]()
     if any(whole.get(name) != origin.get(name) for name in ("parallelism.sharding", "parallelism.world_size")):
-        idle |= _OF_SHARDING
+        idle |= {f"parallelism.{name}" for name in _OF_SHARDING}
     return {k: v for k, v in whole.items() if has_field(kind, k) and (k in point or k not in idle)}
 
 

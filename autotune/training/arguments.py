@@ -70,14 +70,10 @@ def arguments_of(config: TrainConfig, workload: Workload, hardware: Hardware, so
     return Arguments(training_arguments=tuned, **mapping.model_dump(include={"model", "quantization", "adapter"}))
 
 
-def _workers_stay(config: TrainConfig, workload: Workload) -> bool:
-    """Return whether processes that load data outlive a pass over them: yes, unless the user has as many that don't."""
-    own = workload.own_code.arguments if workload.own_code is not None else {}
-    is_own = own.get("dataloader_num_workers") == config.dataloader_num_workers
-    return config.dataloader_num_workers > 0 and not (is_own and own.get("dataloader_persistent_workers") is False)
-
-
 def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[str, Any]:
+    own = workload.own_code.arguments if workload.own_code is not None else {}
+    as_own = own.get("dataloader_num_workers") == config.dataloader_num_workers  # which may end with each pass
+    persist = not (as_own and own.get("dataloader_persistent_workers") is False)
     arguments: dict[str, Any] = {
         "per_device_train_batch_size": config.per_device_train_batch_size,
         "gradient_accumulation_steps": workload.accumulation_steps(config),
@@ -88,7 +84,7 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
     arguments |= {
         "bf16": config.mixed_precision == "bf16",
         "fp16": config.mixed_precision == "fp16",
-        "dataloader_persistent_workers": _workers_stay(config, workload),
+        "dataloader_persistent_workers": config.dataloader_num_workers > 0 and persist,
         **checkpointing_arguments(config.checkpointing, transformers_version(hardware)),
     }
     if OPTIMIZERS[config.optim].targets and "optim_target_modules" not in workload.fixed_arguments:

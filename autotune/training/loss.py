@@ -8,8 +8,7 @@ weighted by its share of the step's labels. CTC's loss is a sum by default, whic
 
 `chunk_loss` has a causal model work out its head and its loss for a few positions at a time, with the gradients of
 hidden states and head, which the backward pass then only scales: as Liger's fused kernel and torch's
-`linear_cross_entropy` do (arXiv:2410.10989). The logits of a row of 8,192 tokens and a vocabulary of 128,256, 4.2 GB in
-fp32, and as much for their logarithms and gradients, are never whole.
+`linear_cross_entropy` do (arXiv:2410.10989). Logits, their logarithms and their gradients are never whole.
 """
 
 import functools

@@ -90,7 +90,7 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
         ),
         notes=plan.notes + _plain_notes(finals.state),
         disturbances=disturbances(finals, best),
-        outshone=faster_trial(finals, best),
+        outshone=faster_finalist(finals, best) or faster_trial(finals, best),
         search_time_s=search_time_s,
         spent=spent_on(results, search_time_s, starting or {}),
     )
@@ -295,6 +295,17 @@ def _proof_notes(finals: Finals, best: TrainConfig) -> tuple[str, ...]:
     if (measured is not None and measured.ran_short) or finals.runs_short(best):
         refused.append("the allocator ran short while the winner was measured: it is too near the memory budget")
     return (*refused, *finals.proof.gaps(best))
+
+
+def faster_finalist(finals: Finals, best: TrainConfig) -> str | None:
+    """Return that the fastest finalist, if it was faster than the winner, was so not clearly; otherwise None."""
+    measured = {c: m for c in finals.contenders() if finals.is_measured(c) and (m := finals.merged(c)) is not None}
+    fastest = max(measured, key=lambda c: measured[c].samples_per_second, default=best)
+    is_slower = best in measured and _is_shown_faster(measured[fastest], measured[best])
+    if not is_slower or best == finals.plan.baseline or finals.plan.objective.run_samples is not None:
+        return None
+    what, rate = shown_changes(changes(fastest, finals.plan)), shown_rate(measured[fastest])
+    return f"{what} gave {rate} samples/s, not clearly more than the winner, which changes less"
 
 
 def faster_trial(finals: Finals, best: TrainConfig) -> str | None:

@@ -403,6 +403,11 @@ def test_a_trial_that_was_faster_than_the_answer_is_explained(searched, finals, 
     assert f"note: {result.outshone}" in " ".join(str(with_methods(result)).split())
 
 
+def test_a_finalist_that_is_faster_than_the_winner_but_not_clearly_is_explained():
+    result = answer([(BASE, 10.0), (ADAFACTOR, 20.2), (BF16, 20.0)], ADAFACTOR_AND_BF16 * 2)
+    assert result.outshone.endswith("samples/s, not clearly more than the winner, which changes less")
+
+
 def test_a_trial_no_faster_than_the_winners_of_that_time_is_none_that_outshone_it():
     slow_by_now = [(BASE, 5.0), (BIG, 8.0), (BF16, 10.0)] * 2
     result = answer([(BASE, 10.0), (BIG, 19.8), (BF16, 20.0)], slow_by_now)
