@@ -193,10 +193,10 @@ def survey(question: Question, notes: tuple[str, ...]) -> reports.DevicesReport:
         plan, device = forecast.plan, forecast.device
         if question.options.point:
             sized = question.with_micro_batches(request.config_of(plan, question.options.point))
-            reasons = [request.refusal(plan, config) for config in sized]
-            configs = [config for config, reason in zip(sized, reasons, strict=True) if reason is None]
+            whys = [request.refusal(plan, config) for config in sized]
+            configs = [config for config, reason in zip(sized, whys, strict=True) if reason is None]
             if not configs:
-                rows.append(reports.DeviceRow(device=device, why_not=str(reasons[-1]).replace(plan.hardware.name, "it")))
+                rows.append(reports.DeviceRow(device=device, why_not=str(whys[-1]).replace(plan.hardware.name, "it")))
                 continue
         else:
             # A rule reads no other ability that differs in the table.
