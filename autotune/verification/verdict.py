@@ -300,12 +300,12 @@ def _proof_notes(finals: Finals, best: TrainConfig) -> tuple[str, ...]:
 def faster_finalist(finals: Finals, best: TrainConfig) -> str | None:
     """Return that the fastest finalist, if it was faster than the winner, was so not clearly; otherwise None."""
     measured = {c: m for c in finals.contenders() if finals.is_measured(c) and (m := finals.merged(c)) is not None}
-    fastest = max(measured, key=lambda c: measured[c].samples_per_second, default=best)
-    is_slower = best in measured and _is_shown_faster(measured[fastest], measured[best])
+    fastest = max(measured.keys() - {finals.plan.baseline}, key=lambda c: measured[c].samples_per_second, default=best)
+    is_slower = {best, finals.plan.baseline} <= measured.keys() and _is_shown_faster(measured[fastest], measured[best])
     if not is_slower or best == finals.plan.baseline or finals.plan.objective.run_samples is not None:
         return None
     what, rate = shown_changes(changes(fastest, finals.plan)), shown_rate(measured[fastest])
-    return f"{what} gave {rate} samples/s, not clearly more than the winner, which changes less"
+    return f"{what} gave {rate} samples/s, not clearly more than the winner, which is simpler"
 
 
 def faster_trial(finals: Finals, best: TrainConfig) -> str | None:
