@@ -317,6 +317,9 @@ def exposed_seconds(
     groups = [(*exchange, *near, 1) for exchange in exchanges] if ranks > 1 else []
     groups += [("last backward", True, 2, *far, ranks)] if parallelism.replicas > 1 else []
     total = np.zeros_like(samples)
+    if way.engine == "ddp" and ranks > 1 and profile.buffers_bytes and parallelism.ddp_broadcast_buffers is not False:
+        bandwidth, latency_s = network.channel(ranks, stride=1)  # before a step's first forward pass, which waits
+        total = total + profile.buffers_bytes / bandwidth + latency_s
     for when, trained, factor, members, stride, share in groups:
         bandwidth, latency_s = network.channel(members, stride=stride)
         size = factor * total_bytes(profile.parameters, trained=trained) / share * (members - 1) / members

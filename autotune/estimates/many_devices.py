@@ -19,7 +19,7 @@ from autotune.space.knobs import in_words
 from autotune.training.arguments import loading_bytes
 from autotune.units import show_memory
 from autotune.values.catalogue import gpu_of
-from autotune.values.config import Allowance, Parallelism, Scalar
+from autotune.values.config import OF_DDP, Allowance, Parallelism, Scalar
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 
@@ -51,8 +51,7 @@ def ways(devices: int, per_node: int, facts: ModelFacts, point: Mapping[str, Sca
     every = [Parallelism(world_size=devices, **way) for way in fields]
     written = {k.removeprefix(PREFIX): v for k, v in point.items() if k.startswith(PREFIX)}
     given = {name: getattr(Parallelism.model_validate(written), name) for name in written}
-    settled = ("ddp_bucket_cap_mb", "ddp_find_unused_parameters", "wrapping")
-    rest = {name: given.pop(name) for name in settled if name in given}
+    rest = {name: given.pop(name) for name in (*OF_DDP, "wrapping") if name in given}
     agreeing = (way for way in every if all(getattr(way, name) == value for name, value in given.items()))
     return tuple(way.model_copy(update=rest) for way in agreeing)
 

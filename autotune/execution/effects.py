@@ -196,10 +196,8 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         return self._config.experts_implementation or "none to choose"
 
     def _use_liger_kernel(self) -> str:
-        forwards = (getattr(module.forward, "__module__", "") for module in self._model.modules())
-        asked, patched = self._config.use_liger_kernel, sum("liger_kernel" in str(place) for place in forwards)
-        told = f"Liger was {'' if asked else 'not '}asked for, but {patched} modules run its kernels"
-        _require(bool(patched) == asked, told)
+        patched = sum("liger_kernel" in str(getattr(m.forward, "__module__", "")) for m in self._model.modules())
+        _same("use_liger_kernel", self._config.use_liger_kernel, bool(patched))
         return f"{patched} modules" if patched else "none"
 
     def _chunked_loss(self) -> str:
@@ -342,10 +340,12 @@ def _ddp(spread: Parallelism, wrapper: Any) -> str:
         _require(not is_split, f"one device was asked for, but the model is wrapped as {kind}")
         return "one device"
     _require(is_ddp, f"{spread.world_size} copies were to be kept alike by DDP, but the model is a {kind}")
-    looks, bucket_mb = bool(wrapper.find_unused_parameters), wrapper.bucket_bytes_cap / (1 << 20)
-    _require(spread.ddp_find_unused_parameters in (None, looks), f"DDP's find_unused_parameters is {looks}")
-    _same("ddp_bucket_cap_mb", spread.ddp_bucket_cap_mb or bucket_mb, bucket_mb)
-    return f"DDP over {spread.world_size}, buckets of {bucket_mb:g} MB{', outputs not copied' * (not looks)}"
+    looks, sends, mb = wrapper.find_unused_parameters, wrapper.broadcast_buffers, wrapper.bucket_bytes_cap / (1 << 20)
+    actual = {"ddp_find_unused_parameters": looks, "ddp_broadcast_buffers": sends, "ddp_bucket_cap_mb": mb}
+    for name, asked in spread.model_dump(include={*actual}, exclude_none=True).items():
+        _same(name, asked, actual[name])
+    kept = ", outputs not copied" * (not looks) + ", buffers not sent" * (not sends)
+    return f"DDP over {spread.world_size}, buckets of {mb:g} MB{kept}"
 
 
 def _fsdp(spread: Parallelism, wrapper: nn.Module, trainer: Any) -> str:

@@ -18,6 +18,7 @@ from autotune.exports.scripts import Code, Draft, hyperparameter, literal, lost_
 from autotune.training.adapters import BITFIT
 from autotune.training.arguments import ZERO_STAGES, effective_tf32
 from autotune.value import save_bytes
+from autotune.values.config import OF_DDP
 from autotune.values.result import ResultData
 from autotune.values.techniques import OPTIMIZERS
 
@@ -35,8 +36,8 @@ def accelerate_loop(result: ResultData) -> Draft:
     config, arguments, of = result.best.config, result.arguments.training_arguments, partial(hyperparameter, result)
     said = {"seed", "lr_scheduler_kwargs", "optim_args", "logging_nan_inf_filter", *scripts.user_steps(result)}
     said |= {"liger_kernel_config"} if config.use_liger_kernel else set()
-    said |= {"ddp_find_unused_parameters"} if spread.world_size > 1 else set()
-    lost = lost_arguments(result, said)
+    of_ddp = (*OF_DDP, "ddp_static_graph") if spread.world_size > 1 else ()
+    lost = lost_arguments(result, said.union(of_ddp))
     if config.optim in NAMES and "optim_args" not in arguments:
         optimizer = loop_optimizer(config.optim, of)
     else:
@@ -47,10 +48,8 @@ def accelerate_loop(result: ResultData) -> Draft:
     if spread.world_size > 1:  # what the Trainer tells DDP (`_build_accelerator_args`)
         adapter = result.arguments.adapter
         looks = config.checkpointing == "none" or (adapter is not None and adapter.get("peft_type") != BITFIT)
-        options = {"find_unused_parameters": arguments.get("ddp_find_unused_parameters", looks)}
-        names = (name for name in ("bucket_cap_mb", "static_graph") if f"ddp_{name}" in arguments)
-        options |= {name: arguments[f"ddp_{name}"] for name in names}
-        ddp = Code(", ".join(f"{name}={literal(value)}" for name, value in options.items()))
+        options = {"ddp_find_unused_parameters": looks} | {n: arguments[n] for n in of_ddp if n in arguments}
+        ddp = Code(", ".join(f"{name.removeprefix('ddp_')}={literal(value)}" for name, value in options.items()))
     if config.checkpointing != "none":  # the call that switches it on, with the Trainer's arguments
         name = next(n for n in ("activation_checkpointing", "gradient_checkpointing") if n in arguments)
         options = dict(arguments[f"{name}_kwargs"])

@@ -18,6 +18,7 @@ from autotune.errors import InputError, complaint, suggestion
 from autotune.training.arguments import effective_tf32
 from autotune.values.config import (
     KNOBS,
+    OF_DDP,
     Allowance,
     Difference,
     OwnValues,
@@ -105,7 +106,7 @@ def has_field(kind: Scalar, parameter: str) -> bool:
 
 
 # Knobs of one kind of sharding, or of DDP.
-_OF_SHARDING = ("ddp_bucket_cap_mb", "ddp_find_unused_parameters", "wrapping", "offload", "replicas")
+_OF_SHARDING = (*OF_DDP, "wrapping", "offload", "replicas")
 
 
 def fitting(point: Mapping[str, Scalar], origin: Mapping[str, Scalar]) -> dict[str, Scalar]:

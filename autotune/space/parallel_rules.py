@@ -6,7 +6,7 @@ They hold for torch 2.13, transformers 5.23, accelerate 1.15 and DeepSpeed 0.19.
 from collections.abc import Callable, Iterator, Mapping
 
 from autotune.training.arguments import FSDP_KINDS, UNIT_PARAMETERS, ZERO_STAGES, transformers_version
-from autotune.values.config import Precision, TrainConfig
+from autotune.values.config import OF_DDP, Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts, Task
 from autotune.values.techniques import OPTIMIZERS
@@ -39,8 +39,8 @@ def _devices(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
 def _idle_knobs(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     spread = config.parallelism
     is_ddp = spread.sharding == "none" and spread.data_parallel > 1 and spread.tensor_parallel == 1
-    if not is_ddp and (spread.ddp_bucket_cap_mb, spread.ddp_find_unused_parameters) != (None, None):
-        yield "buckets and unused parameters are DDP's: several devices without sharding"
+    if not is_ddp and any(getattr(spread, name) is not None for name in OF_DDP):
+        yield f"{', '.join(OF_DDP)} are DDP's: several devices without sharding"
     if spread.wrapping != "layers" and spread.sharding not in FSDP_KINDS:
         yield "wrapping is FSDP's"
     if spread.replicas > 1 and (spread.sharding not in FSDP_KINDS or spread.tensor_parallel > 1):

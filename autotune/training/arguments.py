@@ -15,7 +15,7 @@ from pydantic import Field
 from autotune.training.adapters import adapter_arguments, quantization_arguments
 from autotune.value import Value
 from autotune.values.budget import Soaked
-from autotune.values.config import KNOBS, Precision, TrainConfig
+from autotune.values.config import KNOBS, OF_DDP, Precision, TrainConfig
 from autotune.values.hardware import Hardware
 from autotune.values.result import Arguments
 from autotune.values.techniques import OPTIMIZERS, checkpointing_arguments
@@ -113,7 +113,7 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
         return arguments | _fsdp(config, hardware)
     if spread.sharding in ZERO_STAGES:
         return arguments | {"deepspeed": _deepspeed(config, hardware)}
-    return arguments | spread.model_dump(include={"ddp_bucket_cap_mb", "ddp_find_unused_parameters"}, exclude_none=True)
+    return arguments | spread.model_dump(include={*OF_DDP}, exclude_none=True)
 
 
 def _of_trl(recipe: Recipe, config: TrainConfig, sequence_length: int) -> dict[str, Any]:
@@ -315,7 +315,7 @@ _DEFAULTS: dict[str, Any] = {
 SEARCHED_ARGUMENTS = frozenset(
     {
         *_ONE_TO_ONE, *_DEFAULTS, "gradient_accumulation_steps", "bf16", "fp16", "dataloader_persistent_workers",
-        "ddp_bucket_cap_mb", "ddp_find_unused_parameters",
+        *OF_DDP,
     }
 )  # fmt: skip
 

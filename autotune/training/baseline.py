@@ -11,7 +11,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from autotune.errors import InputError, complaint, one_line, suggestion
 from autotune.training.arguments import OWN_HARNESS, SEARCHED_ARGUMENTS, UNIT_PARAMETERS, ZERO_STAGES
-from autotune.values.config import KNOBS, LARGEST_BATCH, LARGEST_SEED, Parallelism, Precision, TrainConfig
+from autotune.values.config import KNOBS, LARGEST_BATCH, LARGEST_SEED, OF_DDP, Parallelism, Precision, TrainConfig
 from autotune.values.hardware import Hardware, allocator_settings
 from autotune.values.model import ModelFacts
 from autotune.values.techniques import checkpointing_of
@@ -205,7 +205,7 @@ def baseline_config(
         if split:
             parallelism = Parallelism(world_size=devices, **split)
         elif devices > 1:  # DDP, with what the user has set of it
-            ddp = {n: given.get(n) for n in ("ddp_bucket_cap_mb", "ddp_find_unused_parameters")}
+            ddp = {name: given.get(name) for name in OF_DDP}
             parallelism = Parallelism(world_size=devices, **ddp)
         return TrainConfig(
             **as_given,

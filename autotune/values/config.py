@@ -116,6 +116,10 @@ def _of_precision(change: Difference) -> AllowanceName:
     return "method" if "pure_bf16" in (change.before, change.after) and not change.is_adapted else "numerics"
 
 
+def _of_buffers(change: Difference) -> AllowanceName:
+    return "numerics" if change.facts.batch_coupled else "exact"  # each rank keeps its own means of batch norm
+
+
 def _of_sharding(change: Difference) -> AllowanceName:
     # Sharding changes no number in fp32. With 16-bit arithmetic each library rounds in other places: DDP reduces
     # gradients in fp32 and casts operator by operator; accelerate has FSDP reduce in 16 bits and cast whole units
@@ -169,6 +173,10 @@ class Parallelism(Value):
     ddp_find_unused_parameters: bool | None = Field(
         default=None, description="look for those that take no part, and copy the outputs; None: unless checkpointed"
     )
+    ddp_broadcast_buffers: bool | None = Field(
+        default=None,
+        description="the first rank's buffers, such as the means of batch norm, go to all; None: each step",
+    )
 
     @property
     def data_parallel(self) -> int:
@@ -201,6 +209,9 @@ class Parallelism(Value):
 
 
 ONE_DEVICE = Parallelism()
+
+# Knobs of DDP alone, which TrainingArguments have by the same names.
+OF_DDP = tuple(name for name in Parallelism.model_fields if name.startswith("ddp_"))
 
 
 class OwnValues(Value):
@@ -364,6 +375,7 @@ _KNOBS = {
     "parallelism.wrapping": Knob("exact", "fsdp-wrapping"),
     "parallelism.ddp_bucket_cap_mb": Knob("exact", "ddp-bucket-cap-mb"),
     "parallelism.ddp_find_unused_parameters": Knob("exact", "ddp-find-unused"),
+    "parallelism.ddp_broadcast_buffers": Knob(_of_buffers, "ddp-broadcast-buffers"),
 }  # fmt: skip
 
 _FIELDS = {name: field for name, field in TrainConfig.model_fields.items() if name not in ("parallelism", "own")}

@@ -261,6 +261,13 @@ def test_a_ring_gathers_keys_and_values_in_each_pass_and_hands_on_their_gradient
         assert float(found[0]) == pytest.approx(10 * (passes * gathered + 4 * sent))
 
 
+def test_ddp_sends_buffers_once_a_step_unless_it_is_told_not_to():
+    with_buffers = sent_model().model_copy(update={"buffers_bytes": 10**9})
+    spreads = [Parallelism(world_size=2, ddp_broadcast_buffers=sends) for sends in (None, True, False)]
+    usual, sent, kept = (float(exposed_seconds(with_buffers, s, NVLINK, LONG, ONE, 4 * ONE)[0]) for s in spreads)
+    assert usual == sent == pytest.approx(kept + 1 + NVLINK.channel(2, stride=1)[1])
+
+
 def test_those_that_share_a_sample_share_the_weights_as_well():
     shared = Parallelism(world_size=4, sharding="zero_3", sequence_parallel=4)
     without = Parallelism(world_size=4, sharding="zero_3")

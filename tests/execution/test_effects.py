@@ -114,7 +114,7 @@ def test_each_knob_is_confirmed(train):
         ({"checkpointing": "full"},
          {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
          "use_reentrant=False was asked for, but it is True"),
-        ({"use_liger_kernel": True}, {}, "Liger was asked for, but 0 modules run its kernels"),
+        ({"use_liger_kernel": True}, {}, "use_liger_kernel True was asked for, but it is False"),
         ({"chunked_loss": True}, {}, "chunked_loss True was asked for, but it is False"),
         ({"activation_memory_budget": 0.5}, {}, "activation_memory_budget 0.5 was asked for, but it is 1"),
         ({"experts_per_token": 1}, {}, "experts_per_token 1 was asked for, but it is None"),

@@ -79,10 +79,10 @@ def measured(result: TrialResult) -> Measurement:
 
 CHECKPOINTING = {"knobs": {"checkpointing": "full"}}
 FOUR = {"world_size": 4, "tensor_parallel": 2, "sharding": "fsdp_full", "micro_batch": 4}
-UNCOPIED = {"ddp_bucket_cap_mb": 1, "ddp_find_unused_parameters": False, "micro_batch": 4}
+DDP = {"ddp_bucket_cap_mb": 1, "ddp_find_unused_parameters": False, "ddp_broadcast_buffers": False}
 WAYS: dict[str, tuple[dict[str, Any], str]] = {
     "ddp": ({}, "DDP over 2, buckets of 25 MB"),
-    "ddp without a look for unused parameters": (UNCOPIED, "DDP over 2, buckets of 1 MB, outputs not copied"),
+    "ddp, less": ({**DDP, "micro_batch": 4}, "DDP over 2, buckets of 1 MB, outputs not copied, buffers not sent"),
     "fsdp full": ({"sharding": "fsdp_full"}, "FSDP2 over 2, 6 units"),
     "fsdp grad-op": ({"sharding": "fsdp_grad_op"}, "FSDP2 over 2, 6 units"),
     "fsdp offload": ({"sharding": "fsdp_full", "offload": "parameters"}, "FSDP2 over 2, 6 units, offloaded"),

@@ -408,6 +408,14 @@ def test_scripts_are_python_that_needs_no_autotune(target, answer):
     assert max(map(len, source.splitlines())) <= 120
 
 
+def test_a_loop_tells_ddp_what_the_trainer_does():
+    spread = {"world_size": 2, "ddp_bucket_cap_mb": 100, "ddp_broadcast_buffers": False}
+    made = drafted("accelerate-loop", parallelism=spread, own={"ddp_static_graph": True})
+    told = "find_unused_parameters=True, bucket_cap_mb=100, broadcast_buffers=False, static_graph=True"
+    assert f"DistributedDataParallelKwargs({told})" in made.text
+    assert made.lost == ()
+
+
 def test_a_single_gpu_is_the_only_one_that_a_script_sees():
     assert drafted("python").launch == ("CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} python train.py",)
     assert drafted("python", hardware=CPU).launch == ("python train.py",)

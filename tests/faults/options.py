@@ -24,6 +24,7 @@ FIX = {
     **dict.fromkeys(("empty-cache", "expert-capacity", "experts-per-token", "ddp-bucket-cap-mb"), _NUMBERS),
     **dict.fromkeys(("tf32", "liger", "pin-memory", "packing"), ("perhaps", "", "2", "none")),
     "ddp-find-unused": ("perhaps", "", "2", "true"),  # one device has none
+    "ddp-broadcast-buffers": ("perhaps", "", "2", "true"),
     "workers": ("-1", "1e25", "9" * 40, "nan", "x", ""),
     "adapter-dropout": ("-1", "2", "nan", "x", ""),
     "precision": ("fp99", "FP32x", "", "none"), "optim": ("magic", "adam w", ""), "checkpointing": ("sometimes", ""),

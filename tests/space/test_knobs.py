@@ -68,6 +68,7 @@ CLASSES = [  # of a change, for a model with these facts
         {"parallelism": Parallelism(sharding="fsdp_full", replicas=2)},
         {"parallelism": Parallelism(model_parallel=2)},
         {"parallelism": Parallelism(wrapping="size", ddp_bucket_cap_mb=100, ddp_find_unused_parameters=False)},
+        {"parallelism": Parallelism(ddp_broadcast_buffers=False)},
     ]),
     ("exact", RANDOM, [
         {"checkpointing": "full"}, {"torch_empty_cache_steps": 1}, {"expandable_segments": True},
@@ -81,7 +82,9 @@ CLASSES = [  # of a change, for a model with these facts
     ]),
     ("numerics", RANDOM, [{"packing": True}, COMPILED, {"torch_compile_mode": "max-autotune"}, TWO]),
     ("numerics", RANDOM, [{"pad_to_multiple_of": 64}]),
-    ("numerics", COUPLED, [{"micro_batch": 16}, {"packing": True}, TWO]),
+    ("numerics", COUPLED, [
+        {"micro_batch": 16}, {"packing": True}, TWO, {"parallelism": Parallelism(ddp_broadcast_buffers=False)},
+    ]),
     ("optimizer", PLAIN, [{"optim": "adamw_bnb_8bit"}, {"optim": "adafactor"}]),
     ("method", PLAIN, [
         {"precision": "pure_bf16"}, {"adapter": {}}, {"quantization": "nf4"}, {"experts_per_token": 1},

@@ -37,7 +37,7 @@ def test_every_sharding_is_legal_on_gpus_and_those_of_deepspeed_on_a_cpu(shardin
 @pytest.mark.parametrize(
     "spread",
     [
-        {"world_size": 8, "ddp_bucket_cap_mb": 50, "ddp_find_unused_parameters": False},
+        {"world_size": 8, "ddp_bucket_cap_mb": 50, "ddp_broadcast_buffers": False},
         {"sharding": "fsdp_full", "offload": "parameters", "wrapping": "size"},
         {"sharding": "fsdp_full", "knobs": {"checkpointing": "every-2nd", "torch_compile_backend": "inductor"}},
         {"sharding": "zero_1", "offload": "optimizer"},
@@ -74,6 +74,7 @@ REFUSED = [
     ({"knobs": {"optim": "lomo"}}, "before ranks have added up their gradients"),
     ({"sharding": "fsdp_full", "ddp_bucket_cap_mb": 25}, "are DDP's"),
     ({"world_size": 1, "ddp_find_unused_parameters": False}, "are DDP's"),
+    ({"sharding": "zero_3", "ddp_broadcast_buffers": False}, "are DDP's"),
     ({"wrapping": "size"}, "wrapping is FSDP's"),
     ({"replicas": 2}, "replicas are FSDP's"),
     ({"world_size": 8, "replicas": 2, "sharding": "zero_3"}, "replicas are FSDP's"),

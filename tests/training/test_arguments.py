@@ -166,7 +166,7 @@ def test_searched_arguments_are_exactly_those_that_the_mapping_can_decide():
     decided |= set(mapped(dataloader_num_workers=2, dataloader_prefetch_factor=4, torch_empty_cache_steps=1).tuned)
     decided |= set(mapped(logging_nan_inf_filter=False).tuned)
     decided |= set(mapped(torch_compile_backend="inductor", torch_compile_mode="default", use_liger_kernel=True).tuned)
-    several = Parallelism(world_size=2, ddp_bucket_cap_mb=100, ddp_find_unused_parameters=False)
+    several = Parallelism(world_size=2, **DDP)
     decided |= {name for name in mapped(parallelism=several).tuned if name.startswith("ddp_")}
     decided |= mapped(parallelism=Parallelism(world_size=2, sharding="fsdp_full")).tuned.keys()
     decided |= mapped(parallelism=Parallelism(world_size=2, sharding="zero_2")).tuned.keys()
@@ -175,7 +175,7 @@ def test_searched_arguments_are_exactly_those_that_the_mapping_can_decide():
 
 def test_what_is_laid_over_own_arguments_undoes_all_that_a_search_decides():
     laid = overrides(mapped(), make_workload())
-    assert laid.keys() == SEARCHED_ARGUMENTS - {"ddp_bucket_cap_mb", "ddp_find_unused_parameters"}  # of one device
+    assert laid.keys() == SEARCHED_ARGUMENTS - DDP.keys()  # those of one device
     usual = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     decided = mapped().tuned.keys()
     for name in (laid.keys() - decided) & usual.keys():  # what is newer than the installed library is left out
@@ -199,7 +199,7 @@ def spread(world_size: int = 2, *, hardware=None, knobs: dict[str, Any] | None =
 
 
 FSDP = {"version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
-DDP = {"ddp_bucket_cap_mb": 100, "ddp_find_unused_parameters": False}
+DDP = {"ddp_bucket_cap_mb": 100, "ddp_find_unused_parameters": False, "ddp_broadcast_buffers": False}
 BY_SIZE = {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": UNIT_PARAMETERS, "reshard_after_forward": False}
 
 

@@ -114,6 +114,7 @@ def test_switches_that_are_off_are_no_reason_to_refuse(read):
         ({"fsdp": True, "fsdp_config": {"fsdp_reshard_after_forward": "false"}}, {"sharding": "fsdp_grad_op"}),
         ({"fsdp": False, "fsdp_config": {"version": 1}, "ddp_bucket_cap_mb": 8}, {"ddp_bucket_cap_mb": 8}),
         ({"ddp_find_unused_parameters": False}, {"ddp_find_unused_parameters": False}),
+        ({"ddp_broadcast_buffers": False}, {"ddp_broadcast_buffers": False}),
         ({"deepspeed": {"zero_optimization": {"stage": 1}, "steps_per_print": 9}}, {"sharding": "zero_1"}),
         ({"deepspeed": ZERO | {"train_batch_size": "auto"}}, {"sharding": "zero_3", "offload": "parameters"}),
         ({}, {}),
