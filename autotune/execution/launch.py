@@ -236,14 +236,14 @@ def run_trial(directory: Path) -> None:
                     outcome = run_user_code(trial, code)
                 else:
                     outcome = run_named_model(trial)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             outcome = _failure(error, guard, request.limits.memory_bytes)
     laps = {**stopwatch.laps(), **({"waited_s": turns.waited_s} if turns is not None else {})}
     outcome = outcome.model_copy(update={"phases": Phases(**laps)})
     write_value(outcome, directory / outcomes.outcome_file(rank))
 
 
-def _failure(error: Exception, guard: MemoryGuard, budget_bytes: int) -> Failure:
+def _failure(error: BaseException, guard: MemoryGuard, budget_bytes: int) -> Failure:
     traceback.print_exc()  # into the trial's log
     memory, in_use, crowded = None, None, False
     with contextlib.suppress(Exception):  # after a device error every question raises another

@@ -118,15 +118,16 @@ def yielding():
         (lambda config: lambda: float("nan"), "the loss became nan: not trainable like this"),
         (lambda config: int("no bf16 here"), "make refuses it: invalid literal for int() with base 10: 'no bf16 here'"),
         (lambda config: {}["shapes"], "KeyError: 'shapes'"),
+        (lambda config: exit("no data"), "SystemExit: no data"),
         (lambda config: 42, "make returned int; it has to return a function that does one optimizer step"),
         (lambda config: yielding, "make returned a generator or coroutine, whose call does nothing"),
         (b"no pickle", "make can't be loaded in a trial: "),
     ],
-    ids=["NaN", "refuses", "fails", "no function", "generator", "no pickle"],
+    ids=["NaN", "refuses", "fails", "exits", "no function", "generator", "no pickle"],
 )
 def test_a_function_that_makes_no_training_is_told(run_own, make, said):
     result = run_own(make)
-    assert result.status == ("crashed" if said.startswith("KeyError") else "invalid")
+    assert result.status == ("crashed" if said.startswith(("KeyError", "SystemExit")) else "invalid")
     assert result.outcome.cause.startswith(said)
 
 
