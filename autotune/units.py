@@ -4,6 +4,7 @@ Names of models, files, columns and devices may hold any character: a new line w
 escape moves the cursor, a mark of direction turns words round. `visible` writes such characters as their escapes.
 """
 
+import datetime
 import math
 import re
 
@@ -92,6 +93,11 @@ def show_time(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s" if rest else f"{minutes} min"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def now() -> str:
+    """Return the time in UTC by ISO 8601, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def show_rate(value: float) -> str:

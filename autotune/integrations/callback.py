@@ -12,7 +12,6 @@ step before `step_begin`, so the time that it waits for them is known.
 
 import contextlib
 import dataclasses
-import datetime
 import math
 import os
 import resource
@@ -29,7 +28,7 @@ from autotune.execution import noise
 from autotune.execution.noise import Clock, CudaClock, HostClock
 from autotune.storage.run_directory import read_result
 from autotune.training.arguments import SEARCHED_ARGUMENTS
-from autotune.units import show_memory, show_rate, visible
+from autotune.units import now, show_memory, show_rate, visible
 from autotune.value import Value
 from autotune.values.hardware import Hardware, detect
 from autotune.values.result import ResultData
@@ -220,7 +219,7 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         rate = self._steps * samples / self._total_s if self._total_s else None
         tokens = result.workload.tokens_per_sample
         return Production(
-            when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            when=now(),
             model=result.workload.model.name,
             config_id=result.best.config.config_id,
             promise=promise,

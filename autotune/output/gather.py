@@ -1,6 +1,5 @@
 """Collects the data of a report from a run directory, without changing it; the search may still be running."""
 
-import datetime
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from autotune.planning.user_code import DECIDED_BY_CODE
 from autotune.space.knobs import changes
 from autotune.storage.home import rates_of
 from autotune.storage.run_directory import EXPLAIN_FOLDER, RunDirectory, read_plan, trial_folders
+from autotune.units import now
 from autotune.value import found_value
 from autotune.values.result import Breakdown, ResultData, RunReport, rows_of
 from autotune.values.time_spent import spent_on
@@ -46,7 +46,7 @@ def gather(run_dir: str | Path) -> RunReport:
     spent = result.spent if result is not None else None
     return RunReport(
         run_directory=str(directory.path),
-        written=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        written=now(),
         autotune_version=result.autotune_version if result is not None else __version__,
         is_running=directory.is_running(),
         command=None if plan.options is None else command(plan.options, plan.workload.own_code),

@@ -4,6 +4,7 @@ A search that is resumed may have other limits. The new plan replaces the old on
 """
 
 import functools
+import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -16,7 +17,7 @@ from autotune.planning.options import SearchOptions
 from autotune.space.file import SpaceFile
 from autotune.space.knobs import in_words, make_point
 from autotune.space.space import History, SearchSpace
-from autotune.units import show_memory
+from autotune.units import now, show_memory
 from autotune.value import sha256_of
 from autotune.values import hardware as machine
 from autotune.values.budget import DEFAULT_LOSS_STEPS, LEAST_LOSS_STEPS, Budget, CheckTask, Effort, LossTask
@@ -33,6 +34,9 @@ class SearchPlan(Problem):
     """The problem of a search and all that is settled about how it is solved, as stored in `search.json`."""
 
     schema_version: Literal[2] = 2
+    # By it the record knows a search, whatever its run directory is called.
+    search_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    started: str = Field(default_factory=now)  # ISO 8601
     budget: Budget
     space: SpaceFile
     objective: Objective = Objective()

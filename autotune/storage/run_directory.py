@@ -8,7 +8,6 @@
         best-config.json      the answer, rewritten whenever it changes
         data/                 lengths of the real data, a recipe's rows, or pickled code
         study.journal         the Optuna study: parameters, values, constraints, and whole results as user attributes
-        record.json           the identity of this search in the lasting record
         explain/trials/       trials of `autotune explain`, with numbers of their own
         report.html           of `autotune report`
         lock                  held while a search runs
@@ -108,7 +107,7 @@ class RunDirectory:
             lock.close()
             raise
         # Left by searches that were killed here; reports are written without the lock, and have others.
-        for name in (f".{PLAN_FILE}", f".{ANSWER_FILE}", ".record.json", ".processes*.json", "trials/*/.*.json"):
+        for name in (f".{PLAN_FILE}", f".{ANSWER_FILE}", ".processes*.json", "trials/*/.*.json"):
             for path in self.path.glob(f"{name}.*{TEMPORARY_SUFFIX}"):
                 with contextlib.suppress(OSError):
                     path.unlink()

@@ -8,7 +8,6 @@ search does without it; `autotune resume` writes what is missing.
 import contextlib
 import datetime
 import math
-import uuid
 from collections.abc import Iterable
 
 import optuna
@@ -23,13 +22,10 @@ from autotune.storage.record import record as usual_record
 from autotune.storage.recorded import RecordedSearch, key_of, without_places
 from autotune.storage.run_directory import STUDY_FILE, RunDirectory
 from autotune.units import GIB
-from autotune.value import Value, found_value, write_value
 from autotune.values.config import TrainConfig
 from autotune.values.problem import Event, Note, Observer, TrialEnded
 from autotune.values.result import ResultData, TrialRow
 from autotune.values.trial import Failure, Interval, Measurement, Memory, Outcome, Purpose, TrialResult, TrialStatus
-
-IDENTITY_FILE = "record.json"
 
 MEMORY = "memory"  # the constraint: peak memory beyond the budget, as a share of the budget
 _STATES = {TrialStatus.COMPLETED: TrialState.COMPLETE, TrialStatus.OUT_OF_MEMORY: TrialState.PRUNED}
@@ -128,32 +124,19 @@ class TrialConverter:
         return TrialResult(request=request, outcome=outcome, duration_s=0.0)
 
 
-class Identity(Value):
-    """By it the record knows a run directory, whatever the directory is called."""
-
-    id: str
-    started: str  # UTC, ISO 8601
-
-
 def described(plan: SearchPlan, directory: RunDirectory) -> RecordedSearch:
-    """Return a search as it is recorded, without trials and answer; its identity is made when first asked for."""
-    path = directory.path / IDENTITY_FILE
-    identity = found_value(Identity, path)
-    if identity is None:
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        identity = Identity(id=uuid.uuid4().hex, started=now)
-        write_value(identity, path)
+    """Return a search as it is recorded, without trials and answer."""
     workload = plan.workload
     target = f"target {workload.target_length}" if workload.target_length is not None else ""
     batch = "any batch" if workload.global_batch_size is None else f"batch {workload.global_batch_size}"
     data = "real data" if workload.dataset is not None else ""
     return RecordedSearch(
-        id=identity.id,
+        id=plan.search_id,
         key=key_of(plan),
         model=workload.model.name,
         shape=", ".join(filter(None, (str(workload.task), workload.shown_length, target, batch, data))),
         device=plan.hardware.name,
-        started=identity.started,
+        started=plan.started,
         run_directory=str(directory.path.absolute()),
     )
 

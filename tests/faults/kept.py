@@ -14,8 +14,6 @@ from autotune.execution.launch import MARK_FILE
 from autotune.execution.outcome import outcome_file
 from autotune.storage.record import Record
 from autotune.storage.run_directory import ANSWER_FILE, PLAN_FILE, STUDY_FILE, RunDirectory, read_plan, read_result
-from autotune.storage.writer import IDENTITY_FILE, Identity
-from autotune.value import read_value
 from autotune.values.trial import Purpose, TrialResult
 
 RECORDED = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
@@ -75,8 +73,6 @@ class Kept:
             read_plan(run)
         if (run / ANSWER_FILE).exists():
             read_result(run / ANSWER_FILE)
-        if (run / IDENTITY_FILE).exists():
-            read_value(Identity, run / IDENTITY_FILE)
         for path in [*run.rglob("*.json"), *self._search.home.rglob("*.json")]:
             if not path.name.startswith("."):
                 json.loads(path.read_bytes())

@@ -24,7 +24,7 @@ DAMAGE = {
     "another object": lambda content: b'{"schema_version": 2, "mark": 5, "id": []}',
     "a list": lambda content: b"[1, 2, 3]",
 }
-READ_AGAIN = ("best-config.json", "record.json", "trace/answer.json", "processes.json", "trials/0001/result.json")
+READ_AGAIN = ("best-config.json", "trace/answer.json", "processes.json", "trials/0001/result.json")
 
 
 def more(search: Search) -> Search:

@@ -337,7 +337,8 @@ class Searches:
 
     def run(self, name: str, *, stop_after: int | None = None, **fields):
         """Run the search in this folder, or go on with it; return its answer and the configurations it explored."""
-        plan = make_plan(**{"space": make_space_file(PARAMETERS), "allowance": Allowance.OPTIMIZER, **fields})
+        fields = {"space": make_space_file(PARAMETERS), "allowance": Allowance.OPTIMIZER, **fields}
+        plan = make_plan(search_id=name, **fields)
         directory = RunDirectory(self.folder / name)
         directory.path.mkdir(exist_ok=True)
         count = itertools.count()

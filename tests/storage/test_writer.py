@@ -120,6 +120,7 @@ def test_a_search_that_is_gone_on_with_is_the_same_one_and_keeps_what_was_missed
 def test_earlier_searches_are_those_with_the_same_key_but_itself(database, tmp_path, heard):
     def search(name: str, plan) -> RecordWriter:
         (tmp_path / name).mkdir()
+        plan = plan.model_copy(update={"search_id": name})
         recording = RecordWriter(database, plan, RunDirectory(tmp_path / name), heard)
         recording(ended())
         return recording
