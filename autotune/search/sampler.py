@@ -1,7 +1,7 @@
 """The search as an Optuna sampler, which proposes the configuration of the next trial.
 
-A :class:`CostModelSampler` can be passed to any study that maximises samples per second over the parameters of its
-space; `examples/own_study.py` shows the loop. It proposes, in this order:
+A :class:`CostModelSampler` serves one study, which maximises samples per second over the parameters of its space;
+`examples/own_study.py` shows the loop. It proposes, in this order:
 
 1. the baseline, or if that can't fit the configuration with the least predicted memory;
 2. the winner of earlier searches, if the lasting record has any (see `earlier`);
@@ -11,7 +11,7 @@ space; `examples/own_study.py` shows the loop. It proposes, in this order:
 
 Running trials are assumed to return their predictions ("kriging believer": Ginsbourger, Le Riche and Carraro, "Kriging
 is well-suited to parallelize optimization", 2010); one that has been running for twice the time limit of a trial is
-taken for dead. Parameters that aren't of the space, and all of a study that minimises, are drawn by TPE.
+taken for dead. Parameters that aren't of the space are drawn by TPE.
 """
 
 import contextlib
@@ -42,7 +42,6 @@ from autotune.values.config import TrainConfig
 from autotune.values.trial import Prediction, TrialResult
 
 PATIENCE_DRAWS = 60  # of TPE, which may be tried or refused, before any untried configuration is taken instead
-_MAXIMISING = [StudyDirection.MAXIMIZE]
 
 # The configuration of the next trial, and whether a draw of TPE that is new comes first; None: none is worth a trial.
 _Choice = tuple[TrainConfig, bool] | None
@@ -52,8 +51,8 @@ class CostModelSampler(BaseSampler):
     """Proposes the configurations of a search to a study that maximises samples per second.
 
     A trial's value is samples per second, its constraint "memory" the peak divided by the budget, less 1. One that ran
-    out of memory is pruned, with a positive constraint. `tell` hands over a whole `TrialResult`. A sampler that is
-    passed to another study begins anew there. Without a cost model nothing is predicted.
+    out of memory is pruned, with a positive constraint. `tell` hands over a whole `TrialResult`. Without a cost
+    model nothing is predicted.
 
     Attributes:
         state: The trials that the sampler has learned from, and the refused configurations.
@@ -76,39 +75,25 @@ class CostModelSampler(BaseSampler):
         self._converter = TrialConverter(plan)
         self.left_s = math.inf
         self._lock = threading.RLock()  # `study.optimize(n_jobs=2)` has a thread for each trial at a time
-        self._unlearned = Candidates(model, plan, trace) if model is not None else None
-        self._study: tuple[str, object] | None = None  # the name and storage of the study that is served
-        self._begin()
-
-    def _begin(self) -> None:
-        self.state = SearchState(self._plan)
+        self.state = SearchState(plan)
         self.conclusion: str | None = None
         self._history = self.state.history
-        self._candidates = copy.copy(self._unlearned)
+        self._candidates = Candidates(model, plan, trace) if model is not None else None
         self._learned: set[int] = set()  # numbers of the study's trials
         self._observed = 0  # calls of `observe`; with the pending trials, the key of `_found`
         self._found: tuple[object, _Choice] | None = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._tpe = TPESampler(
-                seed=self._plan.workload.seed, multivariate=True, group=True, n_startup_trials=6, constant_liar=True
+                seed=plan.workload.seed, multivariate=True, group=True, n_startup_trials=6, constant_liar=True
             )
 
-    def _serve(self, study: Study) -> None:
-        """Begin anew if the study isn't the one that was served so far."""
-        known = (study.study_name, study._storage)
-        if self._study not in (None, known):
-            self._begin()
-        self._study = known
-
     def is_done(self, study: Study) -> bool:
-        """Whether no trial is worthwhile until a running one ends; ValueError: the study doesn't maximise."""
-        self._check_direction(study)
+        """Whether no trial is worthwhile until a running one ends."""
         return self._next(study) is None
 
     def suggest(self, trial: Trial) -> TrainConfig:
-        """Return the configuration of a trial, after suggesting its parameters; ValueError: as `is_done`."""
-        self._check_direction(trial.study)
+        """Return the configuration of a trial, after suggesting its parameters."""
         point: Point = {}
         for dimension in self.space.dimensions:
             if self.space.is_active(dimension, point):
@@ -139,7 +124,6 @@ class CostModelSampler(BaseSampler):
     def learn(self, study: Study) -> None:
         """Learn from the trials of the study that have finished since the last call."""
         with self._lock:
-            self._serve(study)
             finished = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
             for trial in study.get_trials(deepcopy=False, states=finished):
                 self._learn_from(trial)
@@ -149,7 +133,7 @@ class CostModelSampler(BaseSampler):
             return
         self._learned.add(trial.number)
         if self._converter.is_ours(trial):
-            with contextlib.suppress(ValueError):  # of another space
+            with contextlib.suppress(ValueError):  # of values that somebody enqueued and that contradict each other
                 result = self._converter.result(trial)
                 self.state.take_in(result)
                 self.observe(result)
@@ -166,16 +150,9 @@ class CostModelSampler(BaseSampler):
     def count_beyond_memory(self) -> int:
         return self._candidates.count_beyond_memory() if self._candidates is not None else 0
 
-    def _check_direction(self, study: Study) -> None:
-        if study.directions != _MAXIMISING:
-            raise ValueError('CostModelSampler maximises samples per second: create_study(direction="maximize")')
-
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         """Learn from a trial that has ended, and stop `study.optimize` if no other is worth one."""
-        if study.directions != _MAXIMISING:
-            return
         with self._lock:
-            self._serve(study)
             ended = copy.copy(trial)
             ended.state, ended.values = state, values
             self._learn_from(ended)
@@ -185,38 +162,30 @@ class CostModelSampler(BaseSampler):
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return all parameters of the space: a configuration is proposed as a whole."""
-        return dict(self._converter.distributions) if study.directions == _MAXIMISING else {}
+        if study.directions != [StudyDirection.MAXIMIZE]:
+            raise ValueError('CostModelSampler maximises samples per second: create_study(direction="maximize")')
+        return dict(self._converter.distributions)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        self._raise_error_if_multi_objective(study)
         with self._lock:
-            ours = self._converter.distributions if study.directions == _MAXIMISING else {}
-            others = {n: d for n, d in search_space.items() if ours.get(n) != d}
-            point = self._sampled(study, trial) if others.keys() != search_space.keys() else {}
-            point = {name: value for name, value in point.items() if name in search_space and name not in others}
-            return point | {n: self.sample_independent(study, trial, n, d) for n, d in others.items()}
-
-    def _sampled(self, study: Study, trial: FrozenTrial) -> Point:
-        choice = self._next(study, trial.number)
-        if choice is None:
-            return self._drawn(study, trial)
-        config, may_be_drawn = choice
-        pending = self._pending(study, trial.number)
-        for _ in range(PATIENCE_DRAWS if may_be_drawn else 0):
-            point = self._drawn(study, trial)
-            if self._is_open(self._converter.config(point), pending):
-                return point
-        return self.space.choices_of(config)
+            choice = self._next(study, trial.number)
+            if choice is None:
+                return self._drawn(study, trial)
+            config, may_be_drawn = choice
+            pending = self._pending(study, trial.number)
+            for _ in range(PATIENCE_DRAWS if may_be_drawn else 0):
+                point = self._drawn(study, trial)
+                if self._is_open(self._converter.config(point), pending):
+                    return point
+            return self.space.choices_of(config)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """Return a value drawn by TPE for a parameter that isn't in this space."""
-        self._raise_error_if_multi_objective(study)
         with self._lock:
-            self._serve(study)
             return self._tpe.sample_independent(study, trial, param_name, param_distribution)
 
     def reseed_rng(self) -> None:
@@ -331,18 +300,12 @@ class CostModelSampler(BaseSampler):
     def _drawn(self, study: Study, trial: FrozenTrial) -> Point:
         """Return a whole point drawn by TPE, which may be tried or refused."""
         ours, point = self._converter.distributions, Point()
-        try:
-            found = self._tpe.sample_relative(study, trial, self._tpe.infer_relative_search_space(study, trial))
-        except ValueError:  # a trial of another space has a parameter of the same name with other values
-            found = {}
+        found = self._tpe.sample_relative(study, trial, self._tpe.infer_relative_search_space(study, trial))
         for dimension in self.space.dimensions:
             if self.space.is_active(dimension, point):
                 name = dimension.name
-                if found.get(name, ...) not in dimension.choices:
-                    try:
-                        found[name] = self._tpe.sample_independent(study, trial, name, ours[name])
-                    except ValueError:
-                        found[name] = random.Random(trial.number).choice(dimension.choices)
+                if name not in found:
+                    found[name] = self._tpe.sample_independent(study, trial, name, ours[name])
                 point[name] = found[name]
         return point
 
@@ -353,6 +316,6 @@ class CostModelSampler(BaseSampler):
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             is_dead = trial.datetime_start is None or trial.datetime_start < dead_before
             if trial.number != asked and not is_dead and self._converter.is_ours(trial):
-                with contextlib.suppress(ValueError):  # of another space
+                with contextlib.suppress(ValueError):  # as in `_learn_from`
                     pending.append(self._converter.config(trial.params))
         return pending

@@ -67,10 +67,8 @@ class TrialConverter:
         return trial
 
     def is_ours(self, trial: FrozenTrial) -> bool:
-        """Whether a trial has parameters of the space, with values of the space; one that ended early may have none."""
-        ours = trial.params.keys() & self.distributions.keys()
-        are_choices = all(trial.params[name] in self.distributions[name].choices for name in ours)
-        return are_choices and (bool(ours) or not self.distributions)
+        """Whether a trial has parameters of the space; one that ended early may have none."""
+        return bool(trial.params.keys() & self.distributions.keys()) or not self.distributions
 
     def config(self, params: Point) -> TrainConfig:
         """Return the configuration of parameters, others as the baseline's; ValueError: they contradict each other."""

@@ -1,4 +1,4 @@
-"""The search as a sampler: of its own study and of anyone's, by Optuna's tests of samplers, with pruners or without."""
+"""The search as a sampler of its own study and of anyone's, with pruners or without."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import datetime
 import itertools
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import optuna
 import pytest
 from factories import make_config, make_measurement, make_plan, make_result, make_space_file
-from optuna.distributions import CategoricalDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution
 from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
-from optuna.testing.pytest_samplers import BasicSamplerTestCase, RelativeSamplerTestCase, SingleOnlySamplerTestCase
 from optuna.trial import Trial, TrialState
 from predicted_space import GB, SPACE, make_model_of
 from searching.replay import ReplayRunner
@@ -164,13 +162,6 @@ def test_a_whole_result_is_handed_over_and_learned_from_and_one_from_elsewhere_d
     assert sampler.prediction(BASE).samples_per_second == pytest.approx(12.0, rel=0.1)
 
 
-@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-class TestAsOptunaTestsSamplers(BasicSamplerTestCase, RelativeSamplerTestCase, SingleOnlySamplerTestCase):
-    @pytest.fixture(params=[True, False], ids=["guided", "unguided"])
-    def sampler(self, request) -> Callable[[], CostModelSampler]:
-        return partial(make_sampler, guided=request.param)
-
-
 def objective_of(sampler: CostModelSampler, *, pruned: TrainConfig | None = None) -> Callable[[optuna.Trial], float]:
     """Returns the predicted rate, step by step as a pruner sees it; prunes one configuration in any case."""
 
@@ -227,37 +218,6 @@ def test_a_value_that_is_no_rate_is_a_failure_and_so_is_a_constraint_on_memory_a
     study.tell(trial, value)
     sampler.learn(study)
     assert sampler.state.history.known(config).has_failed == has_failed
-
-
-@pytest.mark.parametrize(
-    ("params", "distributions"),
-    [
-        ({"precision": "fp64"}, {"precision": CategoricalDistribution(["fp64", "fp32"])}),
-        ({"per_device_train_batch_size": 3}, {"per_device_train_batch_size": IntDistribution(1, 64)}),
-    ],
-)
-@pytest.mark.parametrize("guided", [True, False])
-def test_trials_with_values_of_another_space_are_passed_over(params, distributions, guided):
-    sampler = make_sampler(guided=guided)
-    study = study_of(sampler)
-    others = optuna.create_trial(value=1e9, params=params, distributions=distributions)
-    for _ in range(8):
-        study.add_trial(others)
-    sampler.learn(study)
-    assert len(sampler.state.history.results) == 0
-    assert not sampler.is_done(study)
-    point = sampler.sample_relative(study, others, sampler.infer_relative_search_space(study, others))
-    assert sampler.space.config(point) == BASE
-
-
-def test_one_sampler_serves_two_studies():
-    sampler = make_sampler()
-    first, second = study_of(sampler), study_of(sampler)
-    first.optimize(objective_of(sampler), n_trials=40)
-    second.optimize(objective_of(sampler), n_trials=40)
-    assert second.trials[0].params == first.trials[0].params
-    assert second.best_params == first.best_params
-    assert sampler.is_done(first)
 
 
 def test_a_trial_that_its_process_left_running_is_tried_again():
