@@ -13,16 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 from pydantic.fields import FieldInfo
 
 from autotune.errors import InputError, first_complaint
@@ -80,13 +71,7 @@ def _fixed(value: object) -> object:
     return fixed_words([word for word in words if word])
 
 
-def _name(value: object) -> object:
-    if "\0" in str(value):
-        raise ValueError("a name can't hold the character NUL")
-    return str(value) if isinstance(value, Path) else value
-
-
-Name = Annotated[str, BeforeValidator(_name)]
+Name = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
 Bytes = Annotated[PositiveInt, _as_text(parse_memory)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), _as_text(parse_time_s)]
 Count = Annotated[float, Field(gt=0, allow_inf_nan=False), _as_text(parse_count)]
@@ -100,18 +85,6 @@ class WorkloadOptions(Value):
     """
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _as_it_is_meant(cls, value: object, about: ValidationInfo) -> object:
-        """Refuse true for a number, and 1e2 for a whole one, which pydantic would take."""
-        kind = cls.model_fields[str(about.field_name)].annotation
-        kinds = {getattr(part, "__origin__", part) for part in (kind, *get_args(kind))}
-        if isinstance(value, bool) and kinds & {int, float}:
-            raise ValueError("expected a number")
-        if isinstance(value, float) and int in kinds and about.field_name != "memory_bytes":
-            raise ValueError("expected a whole number")
-        return value
 
     model: Name = option(MODEL, "Catalogue name, directory with config.json, or hub id.", ...)
     task: str | None = option(MODEL, "Head to train; by default that of config.json.")
@@ -186,8 +159,6 @@ def options_of(kind: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
         if "\n" in given_as or "object at 0x" in given_as:  # an object of somebody's own, such as a model
             given_as = f"of type {type(first['input']).__name__}"
         raise InputError(f"--{option} {given_as[:100]}: {first_complaint(error)}") from None
-    except RecursionError:
-        raise InputError("an option is nested too deeply") from None
 
 
 def fields_by_name(kind: type[WorkloadOptions]) -> dict[str, FieldInfo]:
