@@ -140,36 +140,32 @@ def recovered(directory: Path) -> TrialResult | None:
 
 
 def outcome_of(directory: Path, ending: Ending, request: TrialRequest, *, rank: int = 0) -> Outcome:
-    log = directory / log_file(rank)
-    tail, deep = read_tail(log), read_tail(log, lines=1000, size=1 << 16)  # last words, which tracebacks may follow
-    out_of_memory = _DIED_OF_MEMORY.search(deep) is not None
+    log = read_tail(directory / log_file(rank), lines=1000, size=1 << 16)  # tracebacks may follow the cause
     try:
         outcome = OUTCOMES.validate_json((directory / outcome_file(rank)).read_bytes())
     except FileNotFoundError:
         first = 0 if request.ranks is None else request.ranks.start
         code = ending.returncodes[rank - first] if ending.returncodes else None
         # Python's faulthandler has ended the process, which kept the token of those that run in turn (`token_ring`).
-        if code == 1 and request.in_turn_with and re.search(r"^Timeout \(\d+:\d\d:\d\d[.\d]*\)!$", deep, re.MULTILINE):
+        if code == 1 and request.in_turn_with and re.search(r"^Timeout \(\d+:\d\d:\d\d[.\d]*\)!$", log, re.MULTILINE):
             cause = "a step took too long, and kept the others that ran in turn waiting; its log has the stack"
-            return Failure(status=TrialStatus.TIMED_OUT, cause=cause, log_tail=tail)
-        death = _death(ending, code, request, tail, out_of_memory=out_of_memory)
-        is_devices = death.status is TrialStatus.CRASHED and _DEVICE_FAILED.search(deep) is not None
-        return death.model_copy(update={"device_failed": is_devices})
+            return Failure(status=TrialStatus.TIMED_OUT, cause=cause)
+        return _death(ending, code, request, log)
     except (OSError, ValidationError):
-        return Failure(status=TrialStatus.CRASHED, cause="the trial's outcome file is garbage", log_tail=tail)
+        return Failure(status=TrialStatus.CRASHED, cause="the trial's outcome file is garbage")
     if isinstance(outcome, Measurement):
         peak, budget = outcome.memory.peak_bytes, request.limits.memory_bytes
         if peak <= budget:  # no cap covers paged states, which are judged here alone
             return outcome
         cause = f"peaked at {show_memory(peak)}, beyond the budget of {show_memory(budget)}"
         return Failure(status=TrialStatus.OUT_OF_MEMORY, cause=cause, memory=outcome.memory)
-    if outcome.status is TrialStatus.CRASHED and out_of_memory:
+    if outcome.status is TrialStatus.CRASHED and _DIED_OF_MEMORY.search(log):
         # A data-loader worker says so on its way out; the trial only sees that it is gone.
-        outcome = outcome.model_copy(update={"status": TrialStatus.OUT_OF_MEMORY})
-    return outcome.model_copy(update={"log_tail": tail})
+        return outcome.model_copy(update={"status": TrialStatus.OUT_OF_MEMORY})
+    return outcome
 
 
-def _death(ending: Ending, code: int | None, request: TrialRequest, tail: str, *, out_of_memory: bool) -> Failure:
+def _death(ending: Ending, code: int | None, request: TrialRequest, log: str) -> Failure:
     if code is not None and code < 0:
         names = {int(number): number.name for number in signal.Signals}  # real-time signals have none
         how = cause = f"killed by {names.get(-code, f'signal {-code}')}"
@@ -178,16 +174,18 @@ def _death(ending: Ending, code: int | None, request: TrialRequest, tail: str, *
         cause = f"ended without a result ({how})"
     status = TrialStatus.CRASHED
     # csrc/ops.cuh: bitsandbytes prints this before it leaves the process by exit(1), no exception raised.
-    ran_short = code == 1 and re.search(r"^Error out of memory at line \d+ in file ", tail, re.MULTILINE)
+    last = "\n".join(log.splitlines()[-15:])
+    ran_short = code == 1 and re.search(r"^Error out of memory at line \d+ in file ", last, re.MULTILINE)
     if ending.timed_out:
         status, cause = TrialStatus.TIMED_OUT, f"no result within {request.limits.timeout_s:.0f} s"
     elif ending.launcher_died:
         cause = "the process that runs trials died with it"
     elif code == -signal.SIGKILL and ending.host_oom:
         status, cause = TrialStatus.OUT_OF_MEMORY, "killed by the host's out-of-memory killer"
-    elif out_of_memory or ran_short:
+    elif ran_short or _DIED_OF_MEMORY.search(log):
         status, cause = TrialStatus.OUT_OF_MEMORY, f"died of a failed allocation ({how})"
-    return Failure(status=status, cause=cause, log_tail=tail)
+    is_devices = status is TrialStatus.CRASHED and _DEVICE_FAILED.search(log) is not None
+    return Failure(status=status, cause=cause, device_failed=is_devices)
 
 
 def speed_of(step_times_s: Sequence[float], request: TrialRequest) -> dict[str, Any]:
@@ -273,7 +271,7 @@ def shortage(error: BaseException, in_use_bytes: int | None, budget_bytes: int) 
     return f"{said}{in_use}; the budget is {show_memory(budget_bytes)}"
 
 
-def read_tail(path: Path, *, lines: int = 15, size: int = 8192) -> str:
+def read_tail(path: Path, *, lines: int, size: int = 8192) -> str:
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - size))

@@ -39,14 +39,12 @@ def key_of(problem: Problem) -> str:
 
 
 def without_places(result: TrialResult) -> TrialResult:
-    """Return a trial as others may read it: without its log, and without where the user's data and code lie."""
+    """Return a trial as others may read it: without where the user's data and code lie."""
     known = result.request.workload
     spec = known.model.model_copy(update={"reference": known.model.name, "config": {}, "path": None})
     kept = ("task", "sequence_length", "target_length", "global_batch_size")
     workload = Workload(model=spec, **{name: getattr(known, name) for name in kept})
     changed = {"request": result.request.model_copy(update={"workload": workload}), "warnings": (), "place": ""}
-    if result.outcome.kind == "failure":
-        changed["outcome"] = result.outcome.model_copy(update={"log_tail": ""})
     return result.model_copy(update=changed)
 
 

@@ -244,7 +244,6 @@ class Failure(Value):
     kind: Literal["failure"] = "failure"
     status: TrialStatus
     cause: str  # one line
-    log_tail: str = ""
     memory: Memory | None = None  # peak seen before the failure
     crowded_out: bool = False  # whether other processes held memory of the device that the budget had left
     device_failed: bool = False  # whether the device or its driver failed, whatever the configuration

@@ -123,7 +123,7 @@ def test_running_out_of_memory_is_told_in_a_line_of_our_own_and_the_next_trial_r
     assert result.status is TrialStatus.OUT_OF_MEMORY
     assert "were asked for with" in result.outcome.cause
     assert result.outcome.cause.endswith("in use; the budget is 1.00 GiB")
-    assert "CUDA out of memory. Tried to allocate" in result.outcome.log_tail
+    assert "CUDA out of memory. Tried to allocate" in cuda.log(result)
     assert cuda.run(limits={"memory_bytes": 10 * MIB}).status is TrialStatus.OUT_OF_MEMORY  # less than the context
     assert measured(cuda, {}).step_times_s
 

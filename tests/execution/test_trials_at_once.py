@@ -66,7 +66,8 @@ def test_trials_run_at_the_same_time_on_cores_of_their_own_forked_from_one_launc
     begin("tell")
     assert pool.free() == 0
     results = [pool.wait(), pool.wait()]
-    told = [re.search(r"cores \[(.*)\] threads (.*)", r.outcome.log_tail) for r in results]
+    logs = [(trial_directory(tmp_path / "run", r.request.number) / "log.txt").read_text() for r in results]
+    told = [re.search(r"cores \[(.*)\] threads (.*)", log) for log in logs]
     cores = [{int(core) for core in match[1].split(",")} for match in told]
     assert cores[0].isdisjoint(cores[1])
     assert len(cores[0]) == len(cores[1]) == len(os.sched_getaffinity(0)) // 2

@@ -77,7 +77,7 @@ def test_code_of_its_own_is_known_by_revision_an_unknown_architecture_by_its_fig
     assert key(hardware=make_gpu()) == key(hardware=make_gpu(device="cuda:3"))
 
 
-def test_others_read_the_whole_outcome_but_neither_its_log_nor_where_anything_lies():
+def test_others_read_the_whole_outcome_but_not_where_anything_lies():
     secret = "/home/ann"
     workload = make_workload(
         model=make_spec(reference=f"{secret}/model", path=f"{secret}/model", config={"_name_or_path": secret}),
@@ -87,7 +87,7 @@ def test_others_read_the_whole_outcome_but_neither_its_log_nor_where_anything_li
         recipe=Recipe(name="grpo", prompt_length=8, completion_length=8, reward="mine:reward", directory=secret),
     )
     measured = make_measurement(12.0, memory=Memory(resident_bytes=5), loss=math.nan)
-    failure = make_failure(TrialStatus.OUT_OF_MEMORY, log_tail=secret)
+    failure = make_failure(TrialStatus.OUT_OF_MEMORY)
     for outcome in (measured, failure):
         result = make_result(outcome=outcome, workload=workload)
         result = result.model_copy(update={"warnings": (secret,), "place": secret})
