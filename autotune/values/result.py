@@ -38,11 +38,10 @@ SCHEMA_VERSION: Literal[1] = 1
 
 
 class Speedup(Value):
-    """Throughput of a configuration over that of a reference, both measured again in turn."""
+    """Throughput of a configuration over the baseline's, both measured again in turn."""
 
     ratio: float
     interval: Interval
-    reference: str  # the reference in words
 
     @property
     def bound(self) -> float | None:

@@ -154,7 +154,7 @@ def _challenger(finals: Finals) -> Speedup | None:
 
 def _speedup(finals: Finals, config: TrainConfig) -> Speedup | None:
     found = finals.speedup(config, finals.plan.baseline) if config != finals.plan.baseline else None
-    return None if found is None else Speedup(ratio=found.ratio, interval=found.interval, reference="the baseline")
+    return None if found is None else Speedup(ratio=found.ratio, interval=found.interval)
 
 
 def _doubt(finals: Finals, config: TrainConfig) -> str | None:
