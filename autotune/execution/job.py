@@ -251,7 +251,7 @@ class Jobs:
                     _kill(process.pid, signal.SIGUSR1)
             time.sleep(0.5)
         others = {process.pid for other in self._running for process in other.processes}
-        statuses, unkillable = end_below(pids, spare=others, limit_s=END_LIMIT_S)
+        statuses = end_below(pids, spare=others, limit_s=END_LIMIT_S)
         for process in running.processes:
             while process.log.copy_from(process.output):  # the rest in the pipe: all writers are gone
                 continue
@@ -264,7 +264,7 @@ class Jobs:
         if any(codes) or None in codes or any(failed_at):
             environment.remove_orphans(running.shared)
             environment.forget_unfinished(since=running.began)
-        ending = Ending(returncodes=codes, failed_at=failed_at, timed_out=timed_out, unkillable=unkillable)
+        ending = Ending(returncodes=codes, failed_at=failed_at, timed_out=timed_out)
         self._parent.send((running.job.place, ending))
 
 
@@ -290,11 +290,10 @@ def become_subreaper() -> None:
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
-def end_below(pids: Sequence[int] = (), *, spare: Collection[int] = (), limit_s: float) -> tuple[dict[int, int], int]:
+def end_below(pids: Sequence[int] = (), *, spare: Collection[int] = (), limit_s: float) -> dict[int, int]:
     """Kill and reap the children `pids`, their groups and all other descendants but the children `spare` and theirs.
 
-    Return the wait statuses of the `pids` that have ended (a driver may hold one in the kernel), and how many children
-    are left after `limit_s`.
+    Return the wait statuses of the `pids` that have ended within `limit_s`: a driver may hold one in the kernel.
     """
     deadline = time.monotonic() + limit_s
     statuses: dict[int, int] = {}
@@ -312,7 +311,7 @@ def end_below(pids: Sequence[int] = (), *, spare: Collection[int] = (), limit_s:
                 ended, status = os.waitpid(child.pid, os.WNOHANG)
                 statuses |= {ended: status} if ended else {}
         if not children or time.monotonic() > deadline:
-            return {pid: statuses[pid] for pid in pids if pid in statuses}, len(children)
+            return {pid: statuses[pid] for pid in pids if pid in statuses}
         time.sleep(0.01)
 
 

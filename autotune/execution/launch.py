@@ -200,7 +200,7 @@ def _survives_fork(device: str) -> bool:
     deadline = time.monotonic() + 120.0
     while not jobs.has_ended(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    statuses, _ = jobs.end_below([pid], limit_s=jobs.END_LIMIT_S)
+    statuses = jobs.end_below([pid], limit_s=jobs.END_LIMIT_S)
     return statuses.get(pid) == 0
 
 

@@ -70,7 +70,6 @@ class Ending(NamedTuple):
     timed_out: bool = False
     launcher_died: bool = False
     host_oom: bool = False  # the host's out-of-memory killer ended some process meanwhile
-    unkillable: int = 0  # processes that a driver holds in the kernel
     failed_at: Sequence[float | None] = ()  # when each rank was noticed to have failed by itself; None: it hasn't
 
 

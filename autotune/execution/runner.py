@@ -184,9 +184,6 @@ class LocalRunner(Runner):
             warnings = _wait_until_idle(running)
         except MachineError as error:
             fault = str(error)
-        if ending.unkillable:
-            held = f"{ending.unkillable} process(es) of the trial can't be killed: a driver holds them in the kernel"
-            warnings = (held, *warnings)
         if running.again:
             warnings = (*warnings, f"it ran again: {running.again}")
         again, outcomes, results = "", [], []

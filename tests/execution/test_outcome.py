@@ -41,7 +41,7 @@ BAD_ALLOC = "terminate called after throwing an instance of 'std::bad_alloc'\n  
         (-11, {"host_oom": True}, "", "crashed", "killed by SIGSEGV"),
         (-6, {}, "CUDA error: uncorrectable ECC error encountered\n", "crashed", "killed by SIGABRT"),
         (-9, {"timed_out": True}, "", "timed out", "no result within 90 s"),
-        (None, {"timed_out": True, "unkillable": 1}, "", "timed out", "no result within 90 s"),
+        (None, {"timed_out": True}, "", "timed out", "no result within 90 s"),
         (None, {"launcher_died": True}, "", "crashed", "the process that runs trials died with it"),
         (None, {"timed_out": True, "launcher_died": True}, "", "timed out", "no result within 90 s"),
         (1, {}, LIBGOMP, "out of memory", NO_MEMORY_LEFT.format("exit code 1")),
