@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import tempfile
-import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ from autotune.cost.family import Family, shape_of
 from autotune.cost.profile import Profile
 from autotune.cost.rates import rates_by_table
 from autotune.errors import InputError
-from autotune.value import TEMPORARY_SUFFIX, V, Value, read_value, write_bytes, write_value
+from autotune.value import V, Value, read_value, write_bytes, write_value
 from autotune.values.estimate import Rates, Timings
 from autotune.values.hardware import Hardware, installed_versions
 from autotune.values.workload import Workload
@@ -59,16 +58,12 @@ def home() -> Path:
 
 
 def writable(*parts: str) -> Path:
-    """Return a folder of the home, made and without leftovers of killed processes; InputError: it can't be written."""
+    """Return a folder of the home, made if need be; InputError: it can't be written."""
     folder = home().joinpath(*parts)
     try:
         home().mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-        for left in folder.glob(f".*{TEMPORARY_SUFFIX}"):
-            with contextlib.suppress(OSError):  # another process has just renamed it, or owns it
-                if time.time() - left.stat().st_mtime > 3600:  # it is no longer being written
-                    left.unlink()
     except OSError as error:
         raise InputError(f"{folder}: can't be written: {error.strerror} (AUTOTUNE_HOME names another)") from None
     return folder
