@@ -173,11 +173,12 @@ CRASHED = make_failure()
 
 def make_result(config: TrainConfig | None = None, outcome: Outcome | float = 10.0, **fields: Any) -> TrialResult:
     """A finished trial; a bare number is the throughput it measured."""
-    duration_s = fields.pop("duration_s", 10.0)
+    duration_s, request = fields.pop("duration_s", 10.0), make_request(config, **fields)
     return TrialResult(
-        request=make_request(config, **fields),
+        request=request,
         outcome=outcome if isinstance(outcome, Measurement | Failure) else make_measurement(outcome),
         duration_s=duration_s,
+        began=1e4 * request.number,  # one after the other
     )
 
 
@@ -261,7 +262,7 @@ class ScriptedRunner(Runner):
             request=request,
             outcome=outcome if isinstance(outcome, Measurement | Failure) else make_measurement(outcome),
             duration_s=ends_at - began,
-            began=began if self._places > 1 else None,
+            began=began,
         )
         directory = self._directory / "trials" / f"{number:04d}"
         directory.mkdir(parents=True)

@@ -103,7 +103,7 @@ class EarlierSearches:
         found: dict[TrainConfig, str] = {}
         budget_bytes = self._plan.memory_bytes
         every = [known for run in reversed(self._runs) for known in run.values()]
-        for known in sorted(every, key=lambda known: known.began or 0.0):
+        for known in sorted(every, key=lambda known: known.began):
             measured, config, needed = known.measurement, known.request.config, 0
             if measured is not None and (memory := measured.memory).is_known:
                 needed, reserved, allocated = memory.peak_bytes, memory.reserved_bytes, memory.allocated_bytes
@@ -145,9 +145,6 @@ class EarlierSearches:
 def _explored(plan: SearchPlan, search: RecordedSearch) -> dict[TrainConfig, TrialResult]:
     """Return the trials of a search by configuration, of several the median; no finals, no other numbers of devices."""
     found: dict[TrainConfig, list[TrialResult]] = {}
-    began = 0.0
-    with contextlib.suppress(ValueError, OverflowError):  # of a damaged record
-        began = datetime.datetime.fromisoformat(search.started).timestamp()
     fails = () if any(t.measurement for t in search.trials) else (TrialStatus.CRASHED, TrialStatus.INVALID)
     for trial in search.trials:
         request = trial.request
@@ -157,8 +154,7 @@ def _explored(plan: SearchPlan, search: RecordedSearch) -> dict[TrainConfig, Tri
             continue
         with contextlib.suppress(ValueError):  # of a damaged record
             plan.workload.accumulation_steps(request.config)
-            request = request.model_copy(update={"workload": plan.workload})
-            changed = {"request": request, "began": began if trial.began is None else trial.began}
+            changed = {"request": request.model_copy(update={"workload": plan.workload})}
             found.setdefault(request.config, []).append(trial.model_copy(update=changed))
     middle = {}
     for config, several in found.items():
@@ -168,7 +164,7 @@ def _explored(plan: SearchPlan, search: RecordedSearch) -> dict[TrainConfig, Tri
 
 
 def _day(result: TrialResult) -> str:
-    return datetime.datetime.fromtimestamp(result.began or 0.0, datetime.UTC).date().isoformat()
+    return datetime.datetime.fromtimestamp(result.began, datetime.UTC).date().isoformat()
 
 
 def _at_speed(result: TrialResult, factor: float) -> TrialResult:

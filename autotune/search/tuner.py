@@ -296,7 +296,7 @@ class Tuner:
             self._pool.begin(request)
             return
         failure = Failure(status=TrialStatus.OUT_OF_MEMORY, cause=f"not run: {reason}")
-        result = TrialResult(request=request, outcome=failure, duration_s=0.0)
+        result = TrialResult(request=request, outcome=failure, duration_s=0.0, began=time.time())
         self._directory.write_result(result)
         self._sampler.tell(self.study, trial, result)
         self._ended(result)

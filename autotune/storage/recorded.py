@@ -52,8 +52,7 @@ def read_recorded(text: str) -> TrialResult:
     """Return a trial of a record; ValueError: another version wrote it, or no trial has its figures."""
     result = TrialResult.model_validate_json(text)
     rate = result.measurement.samples_per_second if result.measurement is not None else 1.0
-    seconds = (result.duration_s, result.began or 0.0)
-    if not (0 < rate < math.inf and all(0 <= s < 1e11 for s in seconds)):
+    if not (0 < rate < math.inf and all(0 <= s < 1e11 for s in (result.duration_s, result.began))):
         raise ValueError("a damaged trial")
     return result
 

@@ -61,9 +61,8 @@ class TrialConverter:
             constraints=constraints,
             user_attrs={**about, RESULT: result.model_dump_json()},
         )
-        if result.began is not None:
-            trial.datetime_start = datetime.datetime.fromtimestamp(result.began)
-            trial.datetime_complete = datetime.datetime.fromtimestamp(result.began + result.duration_s)
+        trial.datetime_start = datetime.datetime.fromtimestamp(result.began)
+        trial.datetime_complete = datetime.datetime.fromtimestamp(result.began + result.duration_s)
         return trial
 
     def is_ours(self, trial: FrozenTrial) -> bool:

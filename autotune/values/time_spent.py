@@ -3,7 +3,6 @@
 A resumed search counts the trials of all its parts, but the time between trials of the last part alone.
 """
 
-import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -60,9 +59,9 @@ class Spent(Value):
 
 
 def _busy(results: Sequence[TrialResult]) -> list[tuple[float, float]]:
-    """Return the spans of time in which at least one trial ran, in order, of trials with a recorded start."""
+    """Return the spans of time in which at least one trial ran, in order."""
     spans: list[tuple[float, float]] = []
-    for began, ended in sorted((r.began, r.began + r.duration_s) for r in results if r.began is not None):
+    for began, ended in sorted((r.began, r.began + r.duration_s) for r in results):
         if spans and began <= spans[-1][1]:
             spans[-1] = (spans[-1][0], max(spans[-1][1], ended))
         else:
@@ -71,17 +70,13 @@ def _busy(results: Sequence[TrialResult]) -> list[tuple[float, float]]:
 
 
 def wall_s(results: Sequence[TrialResult]) -> float:
-    """Return the seconds in which at least one trial ran; trials without a recorded start count as running alone."""
-    alone_s = sum(r.duration_s for r in results if r.began is None)
-    return alone_s + sum(ended - began for began, ended in _busy(results))
+    """Return the seconds in which at least one trial ran."""
+    return sum(ended - began for began, ended in _busy(results))
 
 
 def ends_s(results: Sequence[TrialResult]) -> list[float]:
-    """Return the seconds of trials when each ended, pauses left out; all in turn if one has no recorded start."""
-    spans = _busy(results)
-    ends = [r.began + r.duration_s for r in results if r.began is not None]
-    if len(ends) < len(results):
-        return list(itertools.accumulate(r.duration_s for r in results))
+    """Return the seconds in which trials had run when each ended, pauses left out."""
+    spans, ends = _busy(results), [r.began + r.duration_s for r in results]
     return [sum(min(end, stop) - start for start, stop in spans if start < end) for end in ends]
 
 

@@ -260,7 +260,7 @@ class TrialResult(Value):
     outcome: Outcome
     duration_s: float  # wall time in seconds from launch until the device was idle again
     warnings: tuple[str, ...] = ()  # warnings of the parent process
-    began: float | None = None  # start, in seconds since 1970; None: not recorded
+    began: float = 0.0  # start, in seconds since 1970
     place: str = ""  # which of several devices or nodes ran it; empty: there was one
 
     @property

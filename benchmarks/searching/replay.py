@@ -61,8 +61,8 @@ class ReplayRunner(Runner):
         if duration_s > timeout_s:
             outcome = Failure(status=TrialStatus.TIMED_OUT, cause=f"no result within {timeout_s:.0f} s")
             duration_s = timeout_s
-        self.now_s += duration_s
-        return TrialResult(request=request, outcome=outcome, duration_s=duration_s)
+        began, self.now_s = self.now_s, self.now_s + duration_s
+        return TrialResult(request=request, outcome=outcome, duration_s=duration_s, began=began)
 
 
 class Replayed(NamedTuple):

@@ -12,12 +12,14 @@ SETUP = {"prepare_s": 0.1, "model_s": 0.3, "data_s": 0.1, "trainer_s": 0.2, "clo
 
 def completed(number, *, duration_s=10.0, **phases):
     measured = make_measurement().model_copy(update={"phases": Phases(**{**STEPS, **SETUP, **phases})})
-    return TrialResult(request=make_request(number=number), outcome=measured, duration_s=duration_s)
+    return TrialResult(
+        request=make_request(number=number), outcome=measured, duration_s=duration_s, began=100.0 * number
+    )
 
 
 def failed(number, phases):
     outcome = Failure(status=TrialStatus.OUT_OF_MEMORY, cause="x", phases=phases)
-    return TrialResult(request=make_request(number=number), outcome=outcome, duration_s=4.0)
+    return TrialResult(request=make_request(number=number), outcome=outcome, duration_s=4.0, began=100.0 * number)
 
 
 def test_the_parts_sum_up_to_the_whole():
