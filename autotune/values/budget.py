@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from autotune.units import show_memory, show_time
+from autotune.units import show_memory
 from autotune.value import Value
 
 
@@ -50,16 +50,6 @@ class Budget(Value):
     def when_in_turn(self) -> dict[str, float]:
         """Limits for measuring in turn with others: four times as long, in as many (short) steps as that takes."""
         return {"measure_steps": 4000, "measure_time_s": 4 * self.measure_time_s}
-
-    @property
-    def against_timeouts(self) -> str:
-        """Advice for trials that exceed their time limit."""
-        remedies = ["an idle machine", "a shorter --seq-len", "a smaller --global-batch"]
-        if self.trial_timeout_s < Budget.of(self.effort).trial_timeout_s:
-            remedies.insert(0, "a longer --max-time")
-        elif longer := next(iter(list(Effort)[list(Effort).index(self.effort) + 1 :]), None):
-            remedies.insert(0, f"--effort {longer} (trials of up to {show_time(Budget.of(longer).trial_timeout_s)})")
-        return f"{', '.join(remedies[:-1])} or {remedies[-1]} may help"
 
     def limited(self, *, max_trials: int | None = None, max_time_s: float | None = None) -> "Budget":
         """Return the budget with these limits of the search; a trial may take no longer than the search."""

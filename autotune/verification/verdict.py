@@ -378,15 +378,15 @@ def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_director
     others = [(r, f) for r, f in failures if f.status is not TrialStatus.OUT_OF_MEMORY]
     if others and len(others) == len(failures):
         result, failure = others[0]
-        log = PurePath(run_directory, "trials", f"{result.request.number:04d}", "log.txt")
-        too_slow = all(f.status is TrialStatus.TIMED_OUT for _, f in others)
+        number, how = result.request.number, failure.status
+        log = PurePath(run_directory, "trials", f"{number:04d}", "log.txt")
+        told = f"no trial completed; trial {number} {how}: {failure.cause} (its log: {log})"
+        if all(f.status is TrialStatus.TIMED_OUT for _, f in others):
+            told += "; a longer --max-time, more --effort, a shorter --seq-len or a smaller --global-batch may help"
         raised = all(f.status is not TrialStatus.TIMED_OUT and f.phases is not None for _, f in others)
         # What the user's code raised is the code's.
         kind = InputError if plan.workload.is_users_own and raised else InfrastructureError
-        return kind(
-            f"no trial completed; trial {result.request.number} {failure.status}: {failure.cause} "
-            f"(its log: {log}){f'; {plan.budget.against_timeouts}' if too_slow else ''}"
-        )
+        return kind(told)
     # The search goes from heavy to light, so its last trial out of memory came closest.
     closest, failure = [(r, f) for r, f in failures if f.status is TrialStatus.OUT_OF_MEMORY][-1]
     what = shown_changes(changes(closest.request.config, plan))
