@@ -19,7 +19,7 @@ from autotune.space.file import Parameter, SpaceFile, load_space
 from autotune.space.knobs import fitting, fixed_values, knob_named, knobs, make_config, make_point
 from autotune.space.rules import refusals
 from autotune.training.baseline import UserArguments, baseline_config, read_arguments
-from autotune.units import GIB, show_memory, show_time
+from autotune.units import show_memory, show_time
 from autotune.value import write_bytes
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import Precision, TrainConfig
@@ -210,9 +210,6 @@ def plan_from(start: Start, workload: Workload, found: Description, space: Space
     trials_from = "--effort" if options.max_trials is None else "--max-trials"
     time_said = show_time(plan.budget.max_time_s) + f" ({time_from})" * (time_from != trials_from)
     notes.append(f"at most {time_said} and {most} {'trial' if most == 1 else 'trials'} ({trials_from})")
-    host = hardware.host_memory_bytes
-    if parameters and not hardware.is_cpu and host < 8 * GIB:
-        notes.append(f"the host has {show_memory(host)} of memory: a trial's process takes some 4 GiB of it")
     return plan.model_copy(update={"notes": (*plan.notes, *notes)})
 
 
