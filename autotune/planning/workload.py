@@ -48,10 +48,6 @@ def searched_workload(
             raise InputError(f"--global-batch {batch}: {ranks} devices can't share it evenly; {nearest}")
     data = {"dataset": str(checked_path(options.data)) if options.data else None, "text_field": options.text_field}
     workload = with_batch(workload.model_copy(update=data), batch, notes)
-    if workload.recipe is not None and workload.recipe.kind.generates:
-        is_there = find_spec("vllm") is not None
-        why = "it loads weights by name, and a trial's are random" if is_there else "it isn't installed"
-        notes.append(f"not tried: generating with vLLM (use_vllm), as {why}; transformers generates")
     fixed = arguments.fixed if arguments else {}
     return workload.model_copy(update={"seed": options.seed, "fixed_arguments": fixed})
 

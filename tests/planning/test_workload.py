@@ -143,7 +143,6 @@ def test_a_recipe_has_defaults_and_trls_own_baseline():
     notes = []
     with_batch(grpo.workload.model_copy(update={"dataset": "x.jsonl"}), 32, notes)
     assert notes[0] == "TRL's GRPOTrainer: your prompts, completions of 32, 4 prompts x 8 generations a step"
-    assert any(note.startswith("not tried: generating with vLLM (use_vllm), as it ") for note in grpo.notes)
     assert (dpo.baseline.checkpointing, dpo.baseline.precision) == ("full", Precision.BF16)
     assert dpo.workload.task is Task.CAUSAL_LM
     assert planned(recipe="reward").workload.task is Task.SEQUENCE_CLASSIFICATION
