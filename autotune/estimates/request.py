@@ -52,7 +52,7 @@ class EstimateOptions(WorkloadOptions):
 
     memory_bytes: Bytes | None = option(LIMITS, "Device memory; without --gpu some GPU of this size.", alias="memory")
     gpu: str | None = option(PLACES, "Device of `autotune gpus` [this machine's]; the command takes all.")
-    devices: PositiveInt = option(PLACES, "Devices that share the training.", 1)
+    devices: PositiveInt = option(PLACES, "Devices that share the training.", 1, le=LARGEST_BATCH)
     nodes: PositiveInt | None = option(PLACES, "Machines that --devices are on [of 8 each].")
     # 10^9 bytes/s, one way
     network_gb_s: PositiveFloat | None = option(PLACES, "GB/s of a node to others [25 a device].")
@@ -101,8 +101,6 @@ def check(options: EstimateOptions) -> None:
     for name, value in (("nodes", options.nodes), ("network-gb-s", options.network_gb_s)):
         if value is not None and options.devices == 1:
             raise InputError(f"--{name} {value}: is of several devices (--devices)")
-    if options.devices > LARGEST_BATCH:
-        raise InputError(f"--devices {options.devices}: use at most {LARGEST_BATCH}: a step has no more samples")
     if options.devices > 1 and options.gpu == "all":
         raise InputError(f"--devices {options.devices}: they are of one kind; --gpu NAME instead of all")
     if options.recipe and options.evaluation is not None:

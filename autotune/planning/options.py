@@ -88,8 +88,8 @@ class WorkloadOptions(Value):
 
     model: Name = option(MODEL, "Catalogue name, directory with config.json, or hub id.", ...)
     task: str | None = option(MODEL, "Head to train; by default that of config.json.")
-    seq_len: PositiveInt | None = option(MODEL, "Tokens of a sample, or frames [512; CPU 64].")
-    target_len: PositiveInt | None = option(MODEL, "Decoder tokens [as --seq-len; speech 128].")
+    seq_len: PositiveInt | None = option(MODEL, "Tokens of a sample, or frames [512; CPU 64].", le=LONGEST_SAMPLE)
+    target_len: PositiveInt | None = option(MODEL, "Decoder tokens [as --seq-len; speech 128].", le=LONGEST_SAMPLE)
     images: PositiveInt | None = option(MODEL, "Images of a sample of text [1].")
     image_size: PositiveInt | None = option(MODEL, "Edge of these, in pixels.")
     freeze_vision: bool = option(MODEL, "Train all but the vision part.", False)

@@ -65,9 +65,6 @@ def workload_of(
     if asked is not None and not task.takes_text and not task.takes_audio:
         raise InputError(f"--seq-len {asked}: the task {task} has images alone, whose size the model's config says")
     notes += head_notes(spec, task, options.recipe) if task is not Task.OWN else []
-    for option, length in (("--seq-len", asked), ("--target-len", options.target_len)):
-        if length is not None and length > LONGEST_SAMPLE:
-            raise InputError(f"{option} {length}: use at most {LONGEST_SAMPLE}, as many as the longest contexts have")
     shown, usual = None, {"cuda": 512, "cpu": 64}[kind]
     if task is Task.IMAGE_TEXT_TO_TEXT:
         config = build_config(spec, task)

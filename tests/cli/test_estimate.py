@@ -144,7 +144,7 @@ ERRORS = [
     ("--tokens lots", 2, "--tokens lots: expected a number above 0, such as 20B"),
     ("--device cuda:99", 3, "cuda:99"),
     ("--memory 512MiB --allow exact", 5, "nothing fits: micro-batch 1"),
-    (f"--gpu t4 --devices {'9' * 25}", 2, f"--devices {'9' * 25}: use at most 1048"),
+    (f"--gpu t4 --devices {'9' * 25}", 2, f"--devices {'9' * 25}: expected 1048576 or less"),
 ]
 
 
