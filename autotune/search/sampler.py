@@ -20,7 +20,6 @@ import datetime
 import functools
 import math
 import random
-import threading
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -74,7 +73,6 @@ class CostModelSampler(BaseSampler):
         self._earlier = earlier or EarlierSearches(plan)
         self._converter = TrialConverter(plan)
         self.left_s = math.inf
-        self._lock = threading.RLock()  # `study.optimize(n_jobs=2)` has a thread for each trial at a time
         self.state = SearchState(plan)
         self.conclusion: str | None = None
         self._history = self.state.history
@@ -116,6 +114,7 @@ class CostModelSampler(BaseSampler):
         for name, value in frozen.constraints.items():
             trial.set_constraint(name, value)
         study.tell(trial, values=frozen.value, state=frozen.state)
+        self.learn(study)
 
     def add(self, study: Study, result: TrialResult) -> None:
         study.add_trial(self._converter.frozen(result))
@@ -123,20 +122,16 @@ class CostModelSampler(BaseSampler):
 
     def learn(self, study: Study) -> None:
         """Learn from the trials of the study that have finished since the last call."""
-        with self._lock:
-            finished = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-            for trial in study.get_trials(deepcopy=False, states=finished):
-                self._learn_from(trial)
-
-    def _learn_from(self, trial: FrozenTrial) -> None:
-        if trial.number in self._learned:
-            return
-        self._learned.add(trial.number)
-        if self._converter.is_ours(trial):
-            with contextlib.suppress(ValueError):  # of values that somebody enqueued and that contradict each other
-                result = self._converter.result(trial)
-                self.state.take_in(result)
-                self.observe(result)
+        finished = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        for trial in study.get_trials(deepcopy=False, states=finished):
+            if trial.number in self._learned:
+                continue
+            self._learned.add(trial.number)
+            if self._converter.is_ours(trial):
+                with contextlib.suppress(ValueError):  # of values that somebody enqueued and that contradict each other
+                    result = self._converter.result(trial)
+                    self.state.take_in(result)
+                    self.observe(result)
 
     def observe(self, *results: TrialResult) -> None:
         """Correct the cost model by trials, without adding them to the state of the search."""
@@ -150,16 +145,6 @@ class CostModelSampler(BaseSampler):
     def count_beyond_memory(self) -> int:
         return self._candidates.count_beyond_memory() if self._candidates is not None else 0
 
-    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
-        """Learn from a trial that has ended, and stop `study.optimize` if no other is worth one."""
-        with self._lock:
-            ended = copy.copy(trial)
-            ended.state, ended.values = state, values
-            self._learn_from(ended)
-            if self._next(study, trial.number) is None and not self._pending(study, trial.number):
-                with contextlib.suppress(RuntimeError):  # asked and told in a loop of somebody's own
-                    study.stop()
-
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return all parameters of the space: a configuration is proposed as a whole."""
         if study.directions != [StudyDirection.MAXIMIZE]:
@@ -169,38 +154,35 @@ class CostModelSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        with self._lock:
-            choice = self._next(study, trial.number)
-            if choice is None:
-                return self._drawn(study, trial)
-            config, may_be_drawn = choice
-            pending = self._pending(study, trial.number)
-            for _ in range(PATIENCE_DRAWS if may_be_drawn else 0):
-                point = self._drawn(study, trial)
-                if self._is_open(self._converter.config(point), pending):
-                    return point
-            return self.space.choices_of(config)
+        choice = self._next(study, trial.number)
+        if choice is None:
+            return self._drawn(study, trial)
+        config, may_be_drawn = choice
+        pending = self._pending(study, trial.number)
+        for _ in range(PATIENCE_DRAWS if may_be_drawn else 0):
+            point = self._drawn(study, trial)
+            if self._is_open(self._converter.config(point), pending):
+                return point
+        return self.space.choices_of(config)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """Return a value drawn by TPE for a parameter that isn't in this space."""
-        with self._lock:
-            return self._tpe.sample_independent(study, trial, param_name, param_distribution)
+        return self._tpe.sample_independent(study, trial, param_name, param_distribution)
 
     def reseed_rng(self) -> None:
         self._tpe.reseed_rng()
 
     def _next(self, study: Study, asked: int | None = None) -> _Choice:
         """Return the choice of the next trial, cached until a trial ends or begins."""
-        with self._lock:
-            self.learn(study)
-            pending = self._pending(study, asked)
-            known = (self._observed, frozenset(pending))
-            if self._found is None or self._found[0] != known:
-                self.conclusion = None
-                self._found = known, self._chosen(pending)
-            return self._found[1]
+        self.learn(study)
+        pending = self._pending(study, asked)
+        known = (self._observed, frozenset(pending))
+        if self._found is None or self._found[0] != known:
+            self.conclusion = None
+            self._found = known, self._chosen(pending)
+        return self._found[1]
 
     def _chosen(self, pending: Sequence[TrainConfig]) -> _Choice:
         baseline, has_begun = self._plan.baseline, True
@@ -316,6 +298,6 @@ class CostModelSampler(BaseSampler):
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             is_dead = trial.datetime_start is None or trial.datetime_start < dead_before
             if trial.number != asked and not is_dead and self._converter.is_ours(trial):
-                with contextlib.suppress(ValueError):  # as in `_learn_from`
+                with contextlib.suppress(ValueError):  # as in `learn`
                     pending.append(self._converter.config(trial.params))
         return pending
