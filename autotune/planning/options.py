@@ -97,7 +97,7 @@ class WorkloadOptions(Value):
     recipe: RecipeName | None = option(MODEL, "Post-training by TRL: sft, dpo, reward, kto, grpo, rloo.")
     prompt_len: PositiveInt | None = option(MODEL, "Tokens of a recipe's prompt [256; CPU 32].", le=LONGEST_SAMPLE)
     completion_len: PositiveInt | None = option(MODEL, "Tokens of its completion [256; CPU 32].", le=LONGEST_SAMPLE)
-    generations: PositiveInt | None = option(MODEL, "Completions of a prompt, grpo and rloo [8; 2].", le=LARGEST_BATCH)
+    generations: int | None = option(MODEL, "Completions of a prompt, grpo and rloo [8; 2].", ge=2, le=LARGEST_BATCH)
     revision: str | None = option(MODEL, "Revision of a hub id.")
     trust_remote_code: bool = option(MODEL, "Run the model's own code.", False)
     device: str = option(PLACES, "Of this machine: auto, cpu, cuda or cuda:N.", "auto")

@@ -142,8 +142,6 @@ def check_recipe(options: WorkloadOptions) -> None:
             raise InputError(f"--{name}: {options.recipe} generates nothing")
     if kind.generates and {"data", "prompt_len"} <= given.keys():
         raise InputError("--prompt-len: the prompts of --data are as long as they are; leave one of the two out")
-    if options.generations == 1:
-        raise InputError("--generations 1: TRL compares the completions of a prompt, which takes two or more")
     if options.global_batch == "any" and kind.generates:
         raise InputError(f"--global-batch any: can't be used with {said}: prompts and generations of a step are fixed")
     if given.get("check_loss") and kind.generates:

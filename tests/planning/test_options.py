@@ -90,6 +90,7 @@ def test_several_values_are_read_as_text_list_or_mapping(option, given, read):
         ({"memory": 0}, "--memory 0: expected a number above 0"),
         ({"seq_len": "9" * 25}, f"--seq-len {'9' * 25}: expected 10000000 or less"),
         ({"target_len": 10**25}, f"--target-len {10**25}: expected 10000000 or less"),
+        ({"generations": 1}, "--generations 1: expected 2 or more"),
         ({"max_time": "-3m"}, "--max-time -3m: expected a time such as 90s"),
         ({"train_tokens": "many"}, "--train-tokens many: expected a number above 0, such as 20B"),
         ({"effort": "heroic"}, "--effort heroic: expected quick, standard or thorough"),

@@ -155,7 +155,6 @@ def test_a_recipe_has_defaults_and_trls_own_baseline():
     ("options", "message"),
     [
         ({"recipe": "grpo", "global_batch": 12}, "--global-batch 12: is no multiple of the 8 generations"),
-        ({"recipe": "grpo", "generations": 1}, "--generations 1: TRL compares"),
         ({"recipe": "grpo", "data": "x.jsonl", "prompt_len": 4}, "--prompt-len: the prompts of --data are as long"),
         ({"recipe": "dpo", "generations": 2}, "--generations: dpo generates nothing"),
         ({"recipe": "grpo", "check_loss": 20}, "--check-loss: can't be used with --recipe grpo: other completions"),
