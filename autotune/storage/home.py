@@ -22,9 +22,6 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
-
-from pydantic import Field
 
 from autotune.cost.corrections import Observation
 from autotune.cost.family import Family, shape_of
@@ -84,7 +81,6 @@ def _changing(folder: Path) -> Iterator[Path]:
 class Observations(Value):
     """Of one device and one type of model."""
 
-    schema_version: Literal[2] = Field(description="1: with peaks on CPUs that counted freed blocks")
     observations: tuple[Observation, ...] = ()
 
 
@@ -118,7 +114,7 @@ def add_observations(hardware: Hardware, model_type: str, observations: Sequence
         with _changing(writable("corrections", hardware.fingerprint)) as folder:
             new = {observation.key: observation for observation in observations}
             kept = [o for o in read_observations(hardware, model_type) if o.key not in new]
-            latest = Observations(schema_version=2, observations=(*kept, *new.values())[-_MOST_OBSERVATIONS:])
+            latest = Observations(observations=(*kept, *new.values())[-_MOST_OBSERVATIONS:])
             write_value(latest, folder / f"{model_type}.json")
     except Exception as error:
         logger.warning("observations of %s are not stored: %s", model_type, error)
