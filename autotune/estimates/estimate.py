@@ -85,6 +85,10 @@ def estimate(
     """
     if model is None and workload is None:
         raise InputError("estimate: needs a model or a workload")
+    if not isinstance(config, TrainConfig):
+        raise InputError(f"estimate: config: expected a TrainConfig, not {type(config).__name__}")
+    if not isinstance(workload, Workload | None):
+        raise InputError(f"estimate: workload: expected a Workload, not {type(workload).__name__}")
     name = model or (workload.model.reference if workload else "")
     asked = options_of(request.EstimateOptions, {**options, "model": name, "devices": config.parallelism.world_size})
     request.check(asked)

@@ -102,6 +102,7 @@ def test_from_python_contradictions_are_refused(tiny_llama):
         ({}, "needs a model or a workload"),
         ({"workload": workload, "seq_len": 8}, "seq_len is part of the workload"),
         ({"workload": workload, "model": str(tiny_llama)}, "is not that of the workload"),
+        ({"workload": workload, "config": {"precision": "bf16"}}, "expected a TrainConfig, not dict"),
         ({"workload": workload, "config": config.model_copy(update={"per_device_train_batch_size": 3})}, "not divide"),
     ):
         with pytest.raises(InputError, match=said):
