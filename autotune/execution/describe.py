@@ -124,6 +124,9 @@ class Training:
             self.lengths = self.sizes if made == "input_ids" else None
             if self.sizes is None:
                 self.batches = "the lengths of your samples can't be read"
+        order = self.arguments.get("train_sampling_strategy")
+        if self.batches is None and (order == "batch_rebalance" or (order == "group_by_length" and self.sizes is None)):
+            self.batches = f"your arguments have the samples sampled by {order}"
         # Whether the collator makes one row of all samples.
         rows = self.batch["input_ids"] if self.lengths is not None and self._width("input_ids") else ()
         self.packs = len(rows) == 1 < len(trainer.train_dataset)
@@ -200,10 +203,8 @@ class Training:
         if searched.get("deepspeed"):
             notes.append("of your DeepSpeed file the stage and what is offloaded stay; its buckets are autotune's")
         if self.batches is not None:
-            order = "trials read the samples in that order, the longest not first: peaks may come later"
-            notes.append(f"{self.batches}: {order}")
-        if found.not_predicted is not None:
-            notes.append(f"no prediction: {found.not_predicted}")
+            notes.append(f"{self.batches}: trials keep that order, the longest not first: peaks may come later")
+        notes += [] if found.not_predicted is None else [f"no prediction: {found.not_predicted}"]
         # Of knobs that one would expect to be tried.
         notes += [f"{knob} stays as it is: {held[knob]}" for knob in ("optim", "precision") if knob in held]
         return Description(facts=facts, lengths=profile, notes=(*notes, *split_note), own=found)

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainingArguments, set_seed
+from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, set_seed
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 from transformers.trainer_utils import has_length
 
@@ -329,8 +329,8 @@ def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) 
     if names := user_code.changed_arguments(trainer.args):
         raise NoEffectError(f"your code sets {', '.join(names)} again after it has made its Trainer")
     for callback in trainer.callback_handler.callbacks[:]:  # those that wait for evaluations or tell a tracker
-        kind = type(callback)
-        if kind.__name__ == "EarlyStoppingCallback" or kind.__module__.startswith("transformers.integrations"):
+        is_tracker = type(callback).__module__.startswith("transformers.integrations")
+        if is_tracker or isinstance(callback, EarlyStoppingCallback):
             trainer.remove_callback(callback)
     trainer.add_callback(probe)
     trainer.add_callback(trial.timer)

@@ -15,7 +15,7 @@ import pickle
 import runpy
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -74,6 +74,17 @@ def changed_arguments(arguments: Any) -> list[str]:
     return ["all"] if laid is None else [name for name, value in laid.items() if getattr(arguments, name) != value]
 
 
+def _copied(arguments: Any, made: list[Any]) -> Any:
+    """Return which of those `made` code has copied, by `dataclasses.replace` or of `to_dict` as TRL does, or None."""
+
+    def alike(values: Mapping[str, Any]) -> list[bool]:
+        return [getattr(arguments, name, None) == value for name, value in values.items()]
+
+    of_trials = [(other, {n: v for n, v in vars(other)[_LAID].items() if n in OWN_HARNESS}) for other in made]
+    copied = [other for other, values in of_trials if values and all(alike(values))]
+    return max(copied, key=lambda other: sum(alike(vars(other))), default=None)
+
+
 @contextmanager
 def overlaid(
     arguments: Callable[[Any], dict[str, Any]],
@@ -83,8 +94,11 @@ def overlaid(
     """Lay `arguments(given)` over TrainingArguments made inside; each Trainer, told to `made`, trains `fit(model)`."""
     post_init, init = TrainingArguments.__post_init__, Trainer.__init__
     signature = inspect.signature(init)
+    laid_over: list[Any] = []
 
     def lay(given_to: Any, *, is_last: bool = False) -> None:
+        if _OWN not in vars(given_to) and (original := _copied(given_to, laid_over)) is not None:
+            vars(given_to).update({name: dict(vars(original)[name]) for name in (_OWN, _LAID)})
         given = {name: v for name, v in arguments(given_to).items() if hasattr(given_to, name)}
         if not is_last:  # code may read it, and then give no evaluation data to its Trainer
             given.pop("eval_strategy", None)
@@ -95,6 +109,7 @@ def overlaid(
             setattr(given_to, name, value)
         post_init(given_to)
         vars(given_to)[_LAID] = {name: getattr(given_to, name) for name in given}
+        laid_over.append(given_to)
 
     @functools.wraps(init)
     def make(trainer: Any, *args: Any, **kwargs: Any) -> None:

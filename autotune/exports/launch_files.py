@@ -241,17 +241,26 @@ def flags(result: ResultData) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def in_code(result: ResultData) -> tuple[str, ...]:
-    code, changes = result.workload.own_code, result.best.changes
-    lines = [_IN_CODE.get(c.knob, "weights in bfloat16").format(value=c.after) for c in changes if needs_code(c)]
+    code, config = result.workload.own_code, result.best.config
+    found = {c.knob: "bfloat16" if c.knob == "precision" else c.after for c in result.best.changes if needs_code(c)}
+    if code is None and result.workload.own_step is None:  # nobody knows whether the script does as the baseline
+        usual = dict(TrainConfig(per_device_train_batch_size=1))
+        kernels = (*result.facts.attn_implementations[:1], *result.facts.experts_implementations[:1])
+        told = ((n, v) for n, v in config if n in _IN_CODE and v not in (usual[n], None, *kernels))
+        found |= {name: getattr(value, "shown", str(value)) for name, value in told}
+        found["precision"] = f"{result.arguments.model['dtype']} (dtype of from_pretrained)"
+    lines = [_IN_CODE.get(knob, "weights in {value}").format(value=value) for knob, value in found.items()]
     if _switches_off(result):
         lines.append("model.gradient_checkpointing_disable()")
     steps = result.workload.accumulation_steps
-    accumulates_otherwise = steps(result.best.config) not in (1, steps(result.baseline.config))
+    # Whether a script that accumulates as the baseline does has its loss right already.
+    known = () if code is None else (steps(result.baseline.config),)
+    accumulates_otherwise = steps(config) not in (1, *known)
     counting = (Task.CAUSAL_LM, Task.IMAGE_TEXT_TO_TEXT)  # tasks whose heads take the count of a step's labels
     counts_labels = result.workload.recipe is not None or result.workload.task in counting
     if (not counts_labels if code is None else code.normalizes) and accumulates_otherwise:
         lines.append("autotune.normalize_loss(model), since it accumulates")
-    lines += [f"{name}={value!r}, of your loop" for name, value in result.best.config.own.model_dump().items()]
+    lines += [f"{name}={value!r}, of your loop" for name, value in config.own.model_dump().items()]
     return tuple(lines)
 
 

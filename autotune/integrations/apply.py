@@ -28,20 +28,26 @@ _SPLIT = (_MICRO_BATCH, _ACCUMULATION, "generation_batch_size")
 def prepared(answer: Path, command: Sequence[str]) -> tuple[OwnCode, ResultData]:
     """Return the script and the answer; InputError: it can't be read or applied to a script, or there is no script."""
     result, code = read_result(answer), code_of(command)
-    if result.arguments.quantization is not None:
-        raise InputError(f"{answer}: has packed base weights, which a model can't be given once it is made")
+    config = result.best.config
+    too_late = {
+        "packed base weights": config.quantization,
+        "other experts per token": config.experts_per_token,
+        "another expert capacity": config.expert_capacity,
+        "a model in parts": config.parallelism.tensor_parallel > 1,
+    }
+    if lost := next((words for words, value in too_late.items() if value), None):
+        raise InputError(f"{answer}: has {lost}, which a model can't be given once it is made")
     known = result.workload.own_code
-    if result.best.config.packing and not (known is not None and known.packs):
+    if config.packing and not (known is not None and known.packs):
         raise InputError(f"{answer}: packs samples, which your script puts into batches by itself")
     processes = os.environ.get("WORLD_SIZE", "1")
     if not processes.isdecimal():
         raise InputError(f"WORLD_SIZE={processes[:100]}: expected the number of processes; unset it")
-    if needs_launcher(result.best.config) and "WORLD_SIZE" not in os.environ:
+    if needs_launcher(config) and "WORLD_SIZE" not in os.environ:
         ours = result.model_copy(update={"workload": result.workload.model_copy(update={"own_code": code})})
         told = launch_commands(ours, str(answer))[0]
         raise InputError(f"{answer}: trains in processes that a launcher starts: {told}")
-    if int(processes) != result.best.config.parallelism.world_size:
-        devices = result.best.config.parallelism.world_size
+    if int(processes) != (devices := config.parallelism.world_size):
         raise InputError(f"{answer}: is for {devices} processes, and this is one of {processes} (WORLD_SIZE)")
     # Knobs that the code sets itself stay the script's; an answer that was found for a model alone decides all knobs.
     traits = {name: getattr(known, name) for name in ("held", "normalizes", "checkpoints")} if known is not None else {}
@@ -51,6 +57,7 @@ def prepared(answer: Path, command: Sequence[str]) -> tuple[OwnCode, ResultData]
 def run(code: OwnCode, result: ResultData) -> None:
     from autotune.execution.user_code import as_written, counts_of, fitted, overlaid, run_script
     from autotune.integrations.callback import AutotuneCallback
+    from autotune.training.adapters import prepare_model
     from autotune.training.arguments import overrides, training_plan
     from autotune.values.hardware import detect
 
@@ -71,7 +78,8 @@ def run(code: OwnCode, result: ResultData) -> None:
 
     def fit(model: Any) -> Any:
         seen.append(counts_of(model)["parameters"])
-        return fitted(model, mapping, code)
+        ready = fitted(model, mapping, code)
+        return ready if result.workload.own_code is not None else prepare_model(ready, None, result.best.config)
 
     def laid(given: Any) -> dict[str, Any]:
         own = as_written(given)
@@ -92,12 +100,15 @@ def _is_same_step(result: ResultData, own: dict[str, Any]) -> bool:
 
 def other_training(result: ResultData, trainer: Any, parameters: int | None) -> Iterator[str]:
     """Yield each difference between a Trainer's training and the one that the answer was found for."""
-    from autotune.execution.user_code import as_written
+    from autotune.execution.user_code import as_written, weights_of
     from autotune.execution.user_data import lengths_of
 
     workload, known = result.workload, result.facts.parameters
     if parameters is not None and known and parameters != known:
         yield f"a model of {known:,} parameters, not {parameters:,}"
+    measured = result.arguments.model["dtype"]
+    if workload.own_code is None and (weights := weights_of(trainer.model)) != measured:
+        yield f"weights in {measured}, not {weights} (dtype of from_pretrained)"
     padded, own = result.best.config.pad_to_multiple_of, as_written(trainer.args)
     if padded not in (None, getattr(trainer.data_collator, "pad_to_multiple_of", None)):
         yield f"batches in multiples of {padded} tokens, which your data collator doesn't make"

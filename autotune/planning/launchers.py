@@ -103,8 +103,9 @@ def _asked_of_accelerate(told: argparse.Namespace) -> dict[str, Any]:
         given |= {"fsdp": True, "fsdp_config": settings}
     if told.use_deepspeed:
         places = {"optimizer": told.offload_optimizer_device, "param": told.offload_param_device}
-        zero = {f"offload_{what}": {"device": place} for what, place in places.items() if place}
-        given["deepspeed"] = told.deepspeed_config_file or {"zero_optimization": {"stage": told.zero_stage, **zero}}
+        zero: dict[str, Any] = {f"offload_{what}": {"device": place} for what, place in places.items() if place}
+        zero["stage"] = 2 if told.zero_stage is None else told.zero_stage  # as accelerate does
+        given["deepspeed"] = told.deepspeed_config_file or {"zero_optimization": zero}
     return given
 
 

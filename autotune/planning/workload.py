@@ -32,6 +32,10 @@ def searched_workload(
     if options.text_field and not options.data:
         raise InputError("--text-field: needs --data FILE")
     workload, ranks = workload_of(options, hardware.kind, notes, model), hardware.count or 1
+    steps = arguments.searched.get("gradient_accumulation_steps", 1) if arguments is not None else 1
+    if options.global_batch == "any" and steps > 1:
+        source = arguments.source if arguments is not None else ""
+        raise InputError(f"{source}: gradient_accumulation_steps {steps} and --global-batch any: drop one of the two")
     if arguments is not None and options.global_batch != "any":
         own, asked = arguments.global_batch_size * ranks, options.global_batch
         if asked is not None and asked != own:

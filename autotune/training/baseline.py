@@ -180,6 +180,9 @@ def baseline_config(
     devices = hardware.count or 1
     if given.get("bf16") and given.get("fp16"):
         raise InputError(f"{source}: bf16 and fp16 are both set; the Trainer takes one")
+    loading = (arguments.fixed.get("accelerator_config") if arguments else None) or {}
+    if devices > 1 and isinstance(loading, dict) and loading.get("split_batches"):
+        raise InputError(f"{source}: split_batches deals a micro-batch out to all devices; remove it")
     is_said = {name: known.knob.argument == "always" for name, known in KNOBS.items() if known.knob.argument}
     as_given = {name: value for name, value in given.items() if name in is_said and (value or is_said[name])}
     each = TRAINER_MICRO_BATCH if global_batch is None else global_batch // devices

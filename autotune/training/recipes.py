@@ -34,6 +34,9 @@ _ROWS = "recipe"  # folder of the rows of a user's file
 _MOST_ROWS = 1024  # of a user's file, drawn at random: TRL tokenizes them in each trial
 _LONGEST_ROWS = 16  # of the whole file, which come on top: one decides how long a padded micro-batch is
 
+# Columns that become tokens; a reward reads others.
+_READ = {"prompt", "completion", "chosen", "rejected", "messages", "text"}
+
 _PAD, _END = "<pad>", "</s>"
 
 
@@ -168,7 +171,8 @@ def row_lengths(dataset: Any) -> NDArray[np.int64]:
             return sum(len(str(message.get("content") or "")) for message in value)
         return len(value) if isinstance(value, list | str) else 0
 
-    names = [name for name in dataset.column_names if name.endswith("_ids")] or list(dataset.column_names)
+    columns = dataset.column_names
+    names = [name for name in columns if name.endswith("_ids")] or _READ.intersection(columns) or columns
     found = {name: np.array([size(value) for value in dataset[name]], dtype=np.int64) for name in names}
     none = np.zeros(len(dataset), dtype=np.int64)
     prompt: NDArray[np.int64] = sum((found.pop(name) for name in ("prompt", "prompt_ids") if name in found), start=none)

@@ -148,7 +148,7 @@ def test_texts_of_which_the_collator_makes_tokens_are_ordered_by_these_or_have_n
     (barred,) = (bar for bar in description.own.barred if bar.knob == "train_sampling_strategy")
     assert "no input_ids" in barred.reason
     assert workload.own_code.reorders == can_be_read
-    assert any("can't be read: trials read the samples in that order" in n for n in description.notes) != can_be_read
+    assert any("can't be read: trials keep that order" in n for n in description.notes) != can_be_read
     known = workload.lengths
     assert (None if known is None else (known.samples, known.maximum)) == ((96, 47) if can_be_read else None)
 
@@ -323,6 +323,20 @@ def test_a_stream_that_ends_within_its_first_step_is_refused(bench, folder):
         result = run(bench, workload, per_device_train_batch_size=size)
         assert result.status is TrialStatus.INVALID, result.outcome
         assert "5 samples, within the first step of 8" in result.outcome.cause
+
+
+@pytest.mark.parametrize(("order", "is_held"), [("batch_rebalance", True), ("group_by_length", False)])
+def test_an_order_that_a_trial_can_not_make_is_the_codes(bench, tmp_path, order, is_held):
+    description, _ = described(bench, script(tmp_path, LLAMA_SCRIPT, *QUIET, "--train_sampling_strategy", order))
+    assert description.own.reorders != is_held
+    assert ("train_sampling_strategy" in description.own.held) == is_held
+
+
+def test_callbacks_that_wait_for_evaluations_are_left_out(bench, tmp_path):
+    patience = "from transformers import EarlyStoppingCallback\n\nclass Patience(EarlyStoppingCallback):\n    pass\n"
+    text = SCRIPT.replace("eval_dataset=Rows(8)", "eval_dataset=Rows(8), callbacks=[Patience()]")
+    _, workload = described(bench, script(tmp_path, patience + text, *QUIET, "--eval_strategy", "epoch"))
+    measured(bench, workload, per_device_train_batch_size=4)
 
 
 @pytest.mark.slow

@@ -75,6 +75,19 @@ def test_arguments_take_what_is_laid_over_them_and_remember_their_own():
     assert TrainingArguments("out", use_cpu=True).per_device_train_batch_size == 8
 
 
+@pytest.mark.parametrize(
+    "copied",
+    [lambda args: dataclasses.replace(args, seed=1), lambda args: Eager(**args.to_dict())],
+    ids=["replace", "TRL"],
+)
+def test_a_copy_of_arguments_remembers_the_codes_own(copied):
+    with overlaid(lambda given: {**harness(given), "bf16": True}):
+        args = TrainingArguments("out", use_cpu=True, save_strategy="epoch", eval_strategy="steps", eval_steps=2)
+        others, made = TrainingArguments("others", use_cpu=True), copied(args)
+    assert (own_values(others)["save_strategy"], own_values(made)["save_strategy"]) == ("steps", "epoch")
+    assert (own_values(made)["bf16"], made.bf16, made.eval_strategy) == (False, True, "steps")
+
+
 def test_arguments_that_code_sets_later_are_laid_over_again_when_it_makes_its_trainer():
     with overlay(per_device_train_batch_size=4, bf16=False):
         args = Eager("out", use_cpu=True)

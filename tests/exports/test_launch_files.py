@@ -313,6 +313,13 @@ def test_arguments_alone_say_that_a_loss_is_not_theirs(task, micro_batch, is_tol
     assert any("normalize_loss" in lost for lost in targets.draft(answer, ARGUMENTS).lost) == is_told
 
 
+def test_arguments_alone_name_what_the_baseline_has_that_they_can_not_say():
+    fixed = {"adapter": {}, "quantization": "nf4", "precision": "bf16", "attn_implementation": "sdpa"}
+    result = answer_of(make_config(8, **fixed), baseline=make_config(4, **fixed))
+    told = ("peft's lora rank 16 on all-linear", "base weights in nf4", "weights in float32 (dtype of from_pretrained)")
+    assert targets.draft(result, ARGUMENTS).lost == told
+
+
 def test_a_file_that_names_another_says_how_that_is_written():
     answer = measured(sharding="zero_2")
     assert targets.draft(answer, ACCELERATE).lost == ("deepspeed.json, which it names: --to deepspeed writes it",)

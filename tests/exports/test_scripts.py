@@ -408,6 +408,11 @@ def test_scripts_are_python_that_needs_no_autotune(target, answer):
     assert max(map(len, source.splitlines())) <= 120
 
 
+def test_a_script_of_trl_trains_an_adapter_on_packed_weights_in_fp32_as_trials_do():
+    assert ".data.float()" in drafted("trl", **ANSWERS["qlora"]).text
+    assert ".data.float()" not in drafted("trl", **ANSWERS["lora"]).text
+
+
 def test_a_loop_tells_ddp_what_the_trainer_does():
     spread = {"world_size": 2, "ddp_bucket_cap_mb": 100, "ddp_broadcast_buffers": False}
     made = drafted("accelerate-loop", parallelism=spread, own={"ddp_static_graph": True})

@@ -146,6 +146,8 @@ SHARED = {"parallelism": Parallelism(world_size=2)}
         (SHARED, "1", r"is for 2 processes, and this is one of 1 \(WORLD_SIZE\)"),
         ({"packing": True}, "1", "packs samples, which your script puts into batches by itself"),
         ({"quantization": "nf4", "adapter": {"rank": 4}}, "1", "packed base weights"),
+        ({"experts_per_token": 1}, "1", "other experts per token"),
+        ({"parallelism": Parallelism(world_size=2, tensor_parallel=2)}, "2", "a model in parts"),
         ({}, "2", "is for 1 processes, and this is one of 2"),
         *(({}, n, f"WORLD_SIZE={n}: expected the number of processes") for n in ("x", "", "2.5")),
     ],
@@ -166,6 +168,19 @@ def test_an_answer_of_a_model_is_launched_with_the_script_that_was_given(answer)
     path.write_text(json.dumps(result))
     with pytest.raises(InputError, match=f"--no-python autotune script --apply {path} -- python train.py -x$"):
         prepared(path, ["python", "train.py", "-x"])
+
+
+def test_an_answer_of_a_model_changes_the_scripts_as_trials_changed_theirs(answer, here, capfd):
+    text = LLAMA_SCRIPT.replace("LlamaForCausalLM(config)", "LlamaForCausalLM(config).bfloat16()")
+    write(here, text + 'print("in chunks:", "_loss_function" in vars(trainer.model))\n')
+    path = answer(make_config(4, attn_implementation=None, chunked_loss=True), measurement=None)
+    result = json.loads(path.read_text())
+    result["workload"]["own_code"] = None
+    path.write_text(json.dumps(result))
+    run(*prepared(path, ["python", "train.py", "--output_dir", "out", "--max_steps", "1"]))
+    told = capfd.readouterr()
+    assert "in chunks: True" in told.out
+    assert "weights in float32, not bfloat16 (dtype of from_pretrained)" in told.err
 
 
 @pytest.mark.slow

@@ -128,9 +128,10 @@ OF_FSDP = {
                 "deepspeed": {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}},
             },
         ),
+        (ZERO + "zero3_init_flag: false", {"fp16": True, "deepspeed": {"zero_optimization": {"stage": 2}}}),
         ("distributed_type: MULTI_GPU\nmixed_precision: 'no'\nnum_processes: 4", {}),
     ],
-    ids=["FSDP", "DeepSpeed's file", "DeepSpeed", "DDP"],
+    ids=["FSDP", "DeepSpeed's file", "DeepSpeed", "ZeRO-2", "DDP"],
 )
 def test_settings_of_accelerate_stand_for_arguments_of_the_trainer(settings, arguments, here):
     settings += "\ncompute_environment: LOCAL_MACHINE\nmachine_rank: 0\nnum_machines: 1\n"

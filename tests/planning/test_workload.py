@@ -123,6 +123,7 @@ def test_samples_longer_than_the_model_are_refused(facts, options, said):
         ({"per_device_train_batch_size": HUGE}, {}, r"the global batch \d+: use at most 1048576"),
         ({"per_device_train_batch_size": 2048, "gradient_accumulation_steps": 2048}, {}, r"the global batch \d+: use"),
         ({"per_device_train_batch_size": HUGE}, {"global_batch": "any"}, "per_device_train_batch_size: expected"),
+        ({"gradient_accumulation_steps": 2}, {"global_batch": "any"}, "gradient_accumulation_steps 2 and --global"),
     ],
     ids=str,
 )

@@ -126,6 +126,13 @@ def test_the_baseline_of_several_devices_is_fsdp_or_zero_if_the_arguments_ask_fo
     assert found.parallelism == Parallelism(world_size=2, **asked)
 
 
+def test_a_micro_batch_that_is_dealt_out_to_all_devices_is_refused(read):
+    given = read({"accelerator_config": {"split_batches": True}})
+    assert baseline_config(given, 16, make_facts(), make_gpu(count=1)).parallelism.is_single
+    with pytest.raises(InputError, match="split_batches deals a micro-batch out to all devices; remove it"):
+        baseline_config(given, 16, make_facts(), make_gpu(count=2))
+
+
 @pytest.mark.parametrize("offload", ["none", "optimizer"])
 @pytest.mark.parametrize("as_file", [True, False])
 def test_a_deepspeed_configuration_that_a_search_writes_is_read_as_what_it_means(read, tmp_path, offload, as_file):

@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 from corpora import jsonl
+from datasets import Dataset
 
 from autotune.errors import InputError
 from autotune.training import recipes
@@ -219,3 +220,9 @@ def test_rows_that_are_all_too_long_and_columns_that_are_missing_are_refused(ben
     request = bench.request(workload=fields_of("dpo", dataset=file))
     with pytest.raises(InputError, match="dpo needs prompt, chosen, rejected; there is no chosen"):
         bench.runner.describe(DescribeRequest(workload=request.workload))
+
+
+def test_rows_are_as_long_as_what_becomes_tokens():
+    rows = {"prompt": ["ab", "a" * 9], "solution": ["b" * 99, "b"], "tools": [["c"] * 50, []]}
+    assert recipes.row_lengths(Dataset.from_dict(rows)).tolist() == [2, 9]
+    assert recipes.row_lengths(Dataset.from_dict({"own": ["a", "ab"]})).tolist() == [1, 2]
