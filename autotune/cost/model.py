@@ -203,6 +203,7 @@ class CostModel:
             self.network or network_of(self.hardware, world, nodes=nodes, host_bandwidth=host_bandwidth),
             tf32=effective_tf32(config, self.hardware),
             compiled=config.torch_compile_backend == "inductor" and by_rule(config, profile),
+            kept=1.0 if config.activation_memory_budget is None else config.activation_memory_budget,
             generated=config.generation_batch_size,
         )
 

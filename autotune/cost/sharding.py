@@ -329,14 +329,19 @@ def exposed_seconds(
             messages = max(1, math.ceil(size / 2 / (cap << 20)))
         elif not way.weights:
             messages = max(1, math.ceil(size / (2 * ZERO_BUCKET_ELEMENTS)))
-        seconds = size / bandwidth + messages * latency_s
-        added = np.full_like(micro, seconds)
-        if when != "step" and not network.on_cpu:  # it goes on while the device computes
-            behind = forward_s if when == "forward" else forward_s * backward
-            if trained and way.regathers:
-                behind = behind / 2  # the other half has the weights that are gathered again
-            added = np.maximum(seconds / messages, seconds - behind)  # all but the first or the last message
-        total = total + (accumulation if when in ("forward", "backward") else 1.0) * added
+        seconds, count = (
+            size / bandwidth + messages * latency_s,
+            accumulation if when in ("forward", "backward") else 1.0,
+        )
+        if when == "step" or network.on_cpu:
+            total = total + count * seconds
+            continue
+        # It goes on while the device computes, but for the first or the last message. Where weights are gathered again
+        # in a backward pass that also reduces, each has one half of it.
+        behind, least = forward_s if when == "forward" else forward_s * backward, seconds / messages
+        shared = 0.0 if when == "forward" or not way.regathers else count if when == reduced else 1.0
+        total = total + (count - shared) * np.maximum(least, seconds - behind)
+        total = total + shared * np.maximum(least, seconds - behind / 2)
     return total + accumulation * layer_seconds(profile, parallelism, network, samples)
 
 
@@ -364,15 +369,15 @@ def layer_seconds(profile: Profile, parallelism: Parallelism, network: Network, 
     return total
 
 
-def host_seconds(
-    profile: Profile, parallelism: Parallelism, rates: Rates, devices_per_node: int
-) -> tuple[float, float]:
+def host_seconds(profile: Profile, spread: Spread, rates: Rates, devices_per_node: int) -> tuple[float, float]:
     """Return the seconds that offload adds to a step, and to each micro-batch; a node's devices share a host."""
-    ranks = parallelism.sharding_ranks
+    ranks, way = spread.parallelism.sharding_ranks, WAYS[spread.parallelism.sharding]
     # 28 bytes a parameter are moved. A node's memory: eight channels of DDR4-3200 have 204.8 GB/s, of which STREAM
     # reaches 79 % (https://github.com/aigatech/vpbenchmarking).
     per_step = profile.trained_elements / ranks * 28.0 * devices_per_node / 160e9
     # Gradients go down and updated weights come up again, as wide as they are computed with.
     per_step += 2 * total_bytes(profile.parameters, trained=True) / ranks / rates.host_bandwidth
-    weights = 2 * total_bytes(profile.parameters) / ranks / rates.host_bandwidth
-    return per_step, weights if parallelism.offload == "parameters" else 0.0
+    # FSDP sends its fp32 shard up and casts it there (`_fsdp_param.py` of torch), as often as weights are gathered.
+    part = total_bytes(stepped(profile, spread)) if way.engine == "fsdp" else total_bytes(profile.parameters) / ranks
+    weights = (1 + way.regathers) * part / rates.host_bandwidth
+    return per_step, weights if spread.parallelism.offload == "parameters" else 0.0

@@ -57,6 +57,7 @@ class StepCost:
     network: Network
     tf32: bool = False  # whether fp32 contractions use tensor cores
     compiled: bool = False  # whether element-wise operators are fused
+    kept: float = 1.0  # share of the activations that a compiler keeps; it computes the others again
     generated: int | None = None  # completions at once, of a recipe that generates; None: those of a step
 
     def seconds(self, samples: Vector, accumulation: Vector, attended: Vector | None = None) -> Vector:
@@ -71,7 +72,11 @@ class StepCost:
         adding = measured_step(self.profile.parameters, ADDING, self._rates)
         if adding is None:
             adding = 3.0 * self.profile.gradients_bytes / self._rates.bandwidth  # read both, write one
+        if self.spread.parallelism.sharding in ("zero_2", "zero_3"):  # which add up what is reduced
+            adding /= self.spread.parallelism.sharding_ranks
         micro = micro_step_parts(self.profile, self._rates, samples, attended, tf32=self.tf32, compiled=self.compiled)
+        again = (1 - self.kept) / 3  # of a micro-step, a third of which is the forward pass
+        micro = {part: each * (1 + again) for part, each in micro.items()}
         found = {part: accumulation * each for part, each in micro.items()}
         found["element-wise"] = found["element-wise"] + (accumulation - 1) * adding
         found["optimizer"] = np.full_like(samples, self._stepping())
@@ -87,7 +92,7 @@ class StepCost:
         waiting = exposed_seconds(self.profile, parallelism, network, micro, samples, accumulation)
         if parallelism.offload == "none" or network.on_cpu:
             return waiting
-        per_step, per_micro = host_seconds(self.profile, parallelism, self._rates, network.devices_per_node)
+        per_step, per_micro = host_seconds(self.profile, self.spread, self._rates, network.devices_per_node)
         return waiting + per_step + accumulation * per_micro
 
     @property

@@ -23,7 +23,7 @@ from autotune.space.space import LOADING, SearchSpace
 from autotune.training import resolve
 from autotune.units import show_memory
 from autotune.values.catalogue import gpus
-from autotune.values.config import Allowance, TrainConfig
+from autotune.values.config import Allowance, Precision, TrainConfig
 from autotune.values.estimate import CostEstimate
 from autotune.values.workload import Workload
 
@@ -127,11 +127,13 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
         said.insert(0, remedy)
     if rest := [in_words(name, values[name]) for name in _NAMED if name not in point]:
         said.append(f"not given, so as by default: {', '.join(rest)} (--fix)")
-    if config.adapter is not None and config.precision in ("bf16", "fp16") and config.quantization is None:
+    halved = config.model_copy(update={"precision": Precision.PURE_BF16})
+    is_adapted = config.adapter is not None and config.quantization is None
+    if is_adapted and config.precision in ("bf16", "fp16") and request.refusal(plan, halved) is None:
         said.append(f"with {config.precision} the frozen weights stay in fp32; precision=pure_bf16 halves them")
     if loading := [in_words(name, value) for name, value in point.items() if name in LOADING]:
         said.append(f"data loading isn't predicted: {', '.join(loading)} changes nothing here")
-    if (profile := forecast.model.profile(config)) is not None:
+    if not plan.hardware.is_cpu and (profile := forecast.model.profile(config)) is not None:
         completions = plan.workload.samples_per_step(config)
         if told := vllm_note(found.memory, profile, forecast.device.memory_bytes, completions):
             said.append(told)

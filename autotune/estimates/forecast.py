@@ -18,7 +18,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -288,7 +287,9 @@ class Forecast:
 
             return bisect.bisect_left(range(1, (1 << 20) + 1), True, key=is_too_large) or None
         # Memory need not rise here: without accumulation, no gradients are held while the next are computed.
-        configs = sorted({*with_micro_batches(config, self.plan.workload), config}, key=attrgetter(MICRO_BATCH))
+        share = self.plan.workload.global_batch_size // config.parallelism.data_parallel
+        sizes = (size for size in range(1, share + 1) if share % size == 0)
+        configs = [config.model_copy(update={MICRO_BATCH: size}) for size in sizes]
         least = self.model.predict(configs).least_bytes.tolist()
         for candidate, bound in reversed(list(zip(configs, least, strict=True))):
             is_legal = candidate == config or refusal(self.plan, candidate) is None

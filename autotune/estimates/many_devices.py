@@ -14,7 +14,7 @@ from autotune.errors import InputError, NothingFitsError
 from autotune.estimates.fitting import SMALLER_EVALUATION, larger_device
 from autotune.estimates.forecast import Forecast, Question
 from autotune.estimates.report import Predicted, SpreadReport, SpreadRow, miss
-from autotune.estimates.request import EstimateOptions, Target, config_of, refusal
+from autotune.estimates.request import EstimateOptions, Target, config_of, nodes_of, refusal
 from autotune.space.knobs import in_words
 from autotune.training.arguments import loading_bytes
 from autotune.units import show_memory
@@ -67,14 +67,6 @@ def shown(way: Parallelism) -> str:
     if way.offload != "none":
         parts.append(f"{'states' if way.offload == 'optimizer' else 'weights'} on cpu")
     return ", ".join(parts)
-
-
-def nodes_of(devices: int, nodes: int | None) -> int:
-    """Return the number of nodes that hold `devices`: `nodes`, by default nodes of eight devices each."""
-    count = nodes or -(-devices // 8)  # as in NVIDIA's DGX and HGX systems and most rented ones
-    if devices % count:
-        raise InputError(f"--nodes {count}{' (of eight)' * (nodes is None)}: does not divide the {devices} devices")
-    return count
 
 
 def network_for(options: EstimateOptions, target: Target, devices: int) -> Network:

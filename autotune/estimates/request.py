@@ -98,9 +98,12 @@ def check(options: EstimateOptions) -> None:
         raise InputError("--memory: with --gpu all each device has its own")
     if options.fix and options.allow is not None:
         raise InputError(f"--allow {options.allow}: is for a ranking; a given configuration is estimated as it is")
-    for name, value in (("nodes", options.nodes), ("network-gb-s", options.network_gb_s)):
-        if value is not None and options.devices == 1:
-            raise InputError(f"--{name} {value}: is of several devices (--devices)")
+    if options.nodes is not None and options.devices == 1:
+        raise InputError(f"--nodes {options.nodes}: is of several devices (--devices)")
+    if options.network_gb_s is not None and nodes_of(options.devices, options.nodes) == 1:
+        raise InputError(f"--network-gb-s {options.network_gb_s}: is of several nodes (--devices N --nodes M)")
+    if options.host_memory_bytes is not None and options.devices == 1 and not options.fix:
+        raise InputError("--host-memory: is of several devices, or of a configuration (--fix offload=...)")
     if options.devices > 1 and options.gpu == "all":
         raise InputError(f"--devices {options.devices}: they are of one kind; --gpu NAME instead of all")
     if options.recipe and options.evaluation is not None:
@@ -108,6 +111,14 @@ def check(options: EstimateOptions) -> None:
     is_one = options.fix and options.gpu != "all" and (options.devices == 1 or WAY & options.point.keys())
     if options.explain and not is_one:
         raise InputError("--explain: is of one configuration, such as --fix micro-batch=4")
+
+
+def nodes_of(devices: int, nodes: int | None) -> int:
+    """Return the number of nodes that hold `devices`: `nodes`, by default nodes of eight devices each."""
+    count = nodes or -(-devices // 8)  # as in NVIDIA's DGX and HGX systems and most rented ones
+    if devices % count:
+        raise InputError(f"--nodes {count}{' (of eight)' * (nodes is None)}: does not divide the {devices} devices")
+    return count
 
 
 def target_of(options: EstimateOptions) -> Target:
@@ -121,9 +132,12 @@ def target_of(options: EstimateOptions) -> Target:
         note = f"only the memory of the device is known, so no speed{order} (--gpu NAME)"
         return Target(device=device, rates=rates_of(hypothetical(gpu_named(_REFERENCE_GPU))), notes=(note,))
     hardware = detect(options.device).model_copy(update={"count": None})  # `--devices` sets how many, not this machine
-    memory_bytes = options.memory_bytes or hardware.default_budget_bytes
-    if memory_bytes > hardware.memory_bytes:
-        there = show_memory(hardware.memory_bytes)
+    each = (
+        options.devices // nodes_of(options.devices, options.nodes) if hardware.is_cpu else 1
+    )  # processes that share its memory
+    memory_bytes = options.memory_bytes or hardware.default_budget_bytes // each
+    if memory_bytes * each > hardware.memory_bytes:
+        there = show_memory(hardware.memory_bytes // each)
         raise InputError(f"--memory {show_memory(memory_bytes)}: {hardware.name} has {there}")
     rates = rates_of(hardware)
     notes = [f"this machine's {hardware.name} (--gpu NAME for another)"]
@@ -154,7 +168,7 @@ def with_packages(target: Target, point: Mapping[str, Scalar]) -> Target:
     several = str(point.get("parallelism.world_size", 1)) != "1"
     wanted = {
         # Several devices without a given sharding are compared under all shardings, ZeRO among them.
-        "deepspeed" if several and str(point.get("parallelism.sharding", "zero")).startswith("zero") else None,
+        "deepspeed" if str(point.get("parallelism.sharding", "zero" * several)).startswith("zero") else None,
         FLASH_PACKAGES.get(str(point.get("attn_implementation"))),
         optimizer.package if optimizer is not None else None,
     }

@@ -275,8 +275,24 @@ def test_those_that_share_a_sample_share_the_weights_as_well():
     assert found == pytest.approx(expected + layer_seconds(sent_model(), shared, NVLINK, ONE))
 
 
+@pytest.mark.parametrize("sharding", ["zero_3", "fsdp_full"])
+@pytest.mark.parametrize("accumulation", [1, 8])
+def test_no_step_is_shorter_than_its_messages(sharding, accumulation):
+    slow, times = Network(devices_per_node=8, link=1e6, node=1e6), 3 * accumulation
+    times -= (accumulation - 1) * (sharding == "fsdp_full")  # which reduces in the last micro-batch
+    for micro in np.geomspace(0.1, 100, 30):
+        waits = seconds(sharding, micro=np.full(1, micro), accumulation=accumulation, network=slow)
+        assert accumulation * micro + waits >= times * PSI * 7 / 8 / slow.link
+
+
+def test_fsdp_sends_its_weights_up_in_fp32_as_often_as_it_gathers_them():
+    ways = (spread(way, 8, offload="parameters") for way in ("fsdp_full", "fsdp_grad_op", "zero_3"))
+    full, kept, zero = (host_seconds(sent_model(), way, make_rates(), 8)[1] for way in ways)
+    assert (full, kept) == pytest.approx((2 * zero, zero))
+
+
 def test_offloaded_states_cost_a_step_and_offloaded_weights_each_micro_batch():
-    spreads = (spread("zero_3", 4, offload=kind).parallelism for kind in ("optimizer", "parameters"))
+    spreads = (spread("zero_3", 4, offload=kind) for kind in ("optimizer", "parameters"))
     optimizer, parameters = (host_seconds(make_profile(), one, make_rates(), 4) for one in spreads)
     assert optimizer[0] == parameters[0] > 0
     assert optimizer[1] == 0 < parameters[1]

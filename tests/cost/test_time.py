@@ -127,6 +127,17 @@ def test_one_device_computes_adds_and_steps_without_waiting():
     assert step.parts(FOUR, TWO)["other devices"] == 0
 
 
+def test_zero_adds_up_shards_and_what_a_compiler_does_not_keep_is_computed_again():
+    def element_wise(sharding):
+        return float(cost(world_size=4, sharding=sharding).parts(FOUR, TWO)["element-wise"][0])
+
+    adding = 3 * cost().profile.gradients_bytes / cost().rates.bandwidth
+    assert element_wise("zero_1") - element_wise("zero_2") == pytest.approx(adding * 3 / 4)
+    kept, half, none = (replace(cost(), kept=share).parts(FOUR, TWO) for share in (1.0, 0.5, 0.0))
+    assert none["matrix products"] == pytest.approx(kept["matrix products"] * 4 / 3)
+    assert kept["matrix products"] < half["matrix products"] < none["matrix products"]
+
+
 def test_a_slow_link_is_waited_for():
     assert seconds(cost(SLOW, world_size=4)) > seconds(cost(FAST, world_size=4))
     assert float(cost(SLOW, world_size=4).parts(FOUR, TWO)["other devices"][0]) > 0

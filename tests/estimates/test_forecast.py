@@ -45,9 +45,11 @@ def test_the_largest_micro_batch_of_a_free_global_batch_fits_and_the_next_does_n
     assert [estimate(size).predicted.fits_at_all for size in (largest, largest + 1)] == [True, False]
 
 
-def test_the_largest_micro_batch_of_a_given_global_batch_is_on_its_lattice(estimated):
+def test_the_largest_micro_batch_of_a_given_global_batch_divides_it(estimated):
     assert estimated(global_batch=48, fix={"micro-batch": "4"}).largest_micro_batch == 48
-    assert estimated(global_batch=12, fix={"micro-batch": "12"}).largest_micro_batch == 12  # though it isn't on it
+    taken = estimated(global_batch=96, fix={"micro-batch": "12"}).predicted.memory.device_peak_bytes
+    small = estimated(global_batch=96, memory_bytes=taken, fix={"micro-batch": "4"})
+    assert small.largest_micro_batch == 12  # which no search tries
     small = estimated(gpu="t4", model="gpt2", seq_len=512, fix={"micro-batch": "8"})
     assert small.largest_micro_batch in (8, 16)
     assert small.predicted.fits_at_all

@@ -30,6 +30,12 @@ REFUSED = {
     "lengths of images": ({"model": "vit-base"}, "--seq-len 128: the task image-classification has images alone"),
     "an evaluation of a recipe": ({"recipe": "dpo", "eval_batch": 8, "seq_len": None}, "dpo isn't predicted"),
     "what is alive of many": ({"explain": True, "devices": 2, "fix": {"optim": "sgd"}}, "--explain: is of one"),
+    "a network of one node": ({"devices": 8, "network_gb_s": 1.0}, "--network-gb-s 1.0: is of several nodes"),
+    "a host that nothing uses": ({"host_memory_bytes": GIB}, "--host-memory: is of several devices, or of a"),
+    "a CPU's memory twice": (
+        {"gpu": None, "device": "cpu", "devices": 2, "memory_bytes": 16 * GIB, "fix": {"sharding": "none"}},
+        "--memory 16.00 GiB: ",
+    ),
     "a knob that no GPU can": ({"gpu": "all", "fix": {"micro-batch": "5"}}, "not possible on any device"),
 }  # fmt: skip
 
@@ -79,3 +85,5 @@ def test_the_local_device_has_the_defaults_and_the_budget_of_a_search(estimated)
     assert found.device.rates == "the processor's cores, frequency and vector extensions"
     assert any(found.device.rates in note for note in found.notes)
     assert estimated(memory_bytes=GIB, **here).device.memory_bytes == GIB
+    shared = {**here, "fix": {"precision": "bf16", "sharding": "none"}, "devices": 8}
+    assert estimated(**shared).device.memory_bytes == pytest.approx(found.device.memory_bytes / 8, rel=0.3)
