@@ -151,7 +151,7 @@ def report(
         (write_bytes if out is None else save_bytes)(content.encode(), path)
     if as_json:
         console.print_json({"file": str(path), "format": chosen, "answer": answer(found)})
-    else:
+    elif path.is_file():  # a pipe gets the report alone
         console.print_text(answer(found), f"written: {path}")
 
 

@@ -187,6 +187,8 @@ def _find(
         directory = run_dir or default_run_directory(name)
         _watched(context, partial(api.find, **asked, run_dir=directory), directory, asked.get("output"), **shown)
         return
+    if asked.get("output") is not None:
+        raise InputError("--output: is of a search, and --dry-run has none; leave one of them out")
     from autotune.output.listings import preview_table
 
     with console.progress(quiet=shown["quiet"], verbose=shown["verbose"]) as progress:
@@ -224,23 +226,24 @@ def _watched(
         interrupted, result = error, with_methods(error.result)
     except KeyboardInterrupt as error:  # while predicting
         raise SearchInterrupted(None, directory / ANSWER_FILE) if (directory / PLAN_FILE).exists() else error from None
+    plan = read_plan(directory)
     if shown["as_json"]:
         console.print_json(result.model_dump(mode="json"))
     else:
+        from autotune.output.table import result_table
+
+        path = output or plan.output or directory / ANSWER_FILE
+        console.stdout().print(result_table(result, str(path), str(directory)), highlight=False, crop=False)
+    if plan.earlier is not None:
         from rich.text import Text
 
         from autotune.output.compare import compare, comparison_table
-        from autotune.output.table import result_table
 
-        plan = read_plan(directory)
-        path = output or plan.output or directory / ANSWER_FILE
-        console.stdout().print(result_table(result, str(path), str(directory)), highlight=False, crop=False)
-        if plan.earlier is not None:
-            try:
-                compared = comparison_table(plan.earlier, compare(plan.earlier, result))
-            except InputError as error:  # its winner failed
-                compared = Text(str(error))
-            console.stdout().print(Text(), compared, highlight=False)
+        try:
+            compared = comparison_table(plan.earlier, compare(plan.earlier, result))
+        except InputError as error:  # its winner failed
+            compared = Text(str(error))
+        (console.stderr() if shown["as_json"] else console.stdout()).print(Text(), compared, highlight=False)
     if interrupted is not None:
         console.print_text(f"autotune: {interrupted}", file=sys.stderr)
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -14,6 +14,7 @@ from autotune.output.table import COULD_NOT_TELL, about, show_config, show_ratio
 from autotune.output.terminal import table_of
 from autotune.units import show_memory, show_rate
 from autotune.values.result import Compared, Comparison, Contender, ResultData, differing_versions
+from autotune.values.statistics import DRIFT
 from autotune.values.trial import Interval, StepPart
 
 
@@ -37,7 +38,7 @@ def compare(first: ResultData, second: ResultData) -> Comparison:
     }
     changed = {what: values for what, values in sides.items() if values[0] != values[1]}
     changed |= differing_versions(one.versions, other.versions)
-    return Comparison(compared=tuple(_compared(*pair) for pair in wanted), changed=changed)
+    return Comparison(compared=tuple(_compared(*pair, DRIFT[one.kind]) for pair in wanted), changed=changed)
 
 
 def _measured(result: ResultData) -> list[Contender]:
@@ -45,11 +46,13 @@ def _measured(result: ResultData) -> list[Contender]:
     return list({c.config: c for c in known if c.measurement is not None}.values())
 
 
-def _compared(one: Contender, other: Contender) -> Compared:
+def _compared(one: Contender, other: Contender, drift: float) -> Compared:
     measured = [contender.measurement for contender in (one, other) if contender.measurement is not None]
     rates = [measurement.samples_per_second for measurement in measured]
     ratio, spans = rates[1] / rates[0], [measurement.shown_interval for measurement in measured]
-    half = math.hypot(*(math.log(span.high / span.low) / 2 if span.low > 0 else math.inf for span in spans))
+    halves = [math.log(span.high / span.low) / 2 if span.low > 0 else math.inf for span in spans]
+    # That of a trial which ran once is of its steps, not of a next run.
+    half = math.hypot(*halves, *(0.0 if contender.confirmed else 1.96 * drift for contender in (one, other)))
     steps, more = [c.step for c in (one, other)], dict[StepPart, float]()
     if steps[0] is not None and steps[1] is not None:
         sides = [{part: share * step.seconds for part, share in step.shares.items()} for step in steps if step]

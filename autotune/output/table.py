@@ -66,7 +66,9 @@ def result_table(result: ResultData, answer_path: str | None = None, run_dir: st
             files = f"(files: autotune export {shlex.quote(answer_path)} --output DIR)"
             to_paste.append(f"launch{launch_files.on_each_machine(result)}: {commands} {files}")
     if run_dir is not None:
-        if result.verdict == "unconfirmed" and "expected to gain" not in (result.untried or ""):
+        is_alone = {row.config for row in result.trials if row.number is not None} == {result.baseline.config}
+        is_worthless = is_alone and "expected to gain" in (result.untried or "")
+        if result.verdict == "unconfirmed" and not is_worthless:
             to_paste.append(f"to give it more time: autotune resume {shlex.quote(run_dir)} --max-time TIME")
         to_paste.append(f"all of it: {run_dir} (autotune report {shlex.quote(run_dir)})")
     took = show_time(spent.passed_s if spent is not None else result.search_time_s)

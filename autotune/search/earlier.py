@@ -39,6 +39,9 @@ def cut_short(plan: SearchPlan, results: Sequence[TrialResult]) -> list[TrialRes
     return [r for r, limit_s in limits_s if r.request.limits.timeout_s < min(plan.budget.trial_timeout_s, limit_s)]
 
 
+_MOST_LESSONS = 120  # of the latest; more would hardly change the cost model
+
+
 class EarlierSearches:
     """The trials of earlier searches with the same key, the latest first, that mean something in this one."""
 
@@ -70,8 +73,7 @@ class EarlierSearches:
             known, base = run[self.winner], run.get(self._plan.baseline)
             won = base is None or self._rate_of(known) >= self._rate_of(base)
             self.note += f"; next is {'the winner' if won else 'the fastest beside the baseline'} of {_day(known)}"
-        # More than 120 would hardly change the cost model.
-        return [result for config, result in self._now.items() if history.known(config) is None][:120]
+        return [result for config, result in self._now.items() if history.known(config) is None][-_MOST_LESSONS:]
 
     def refusal(self, config: TrainConfig, leader: TrialResult | None) -> str | None:
         """Return why the record makes a trial of `config` needless beside the present leader, or None."""
@@ -148,7 +150,8 @@ def _explored(plan: SearchPlan, search: RecordedSearch) -> dict[TrainConfig, Tri
     fails = () if any(t.measurement for t in search.trials) else (TrialStatus.CRASHED, TrialStatus.INVALID)
     for trial in search.trials:
         request = trial.request
-        if trial.is_excused or trial.status in fails:  # where all failed, the configuration isn't the cause
+        is_disturbed = trial.measurement is not None and trial.measurement.is_disturbed
+        if trial.is_excused or is_disturbed or trial.status in fails:  # of which the configuration isn't the cause
             continue
         if not request.purpose.explores or request.config.parallelism.world_size not in plan.world_sizes:
             continue

@@ -41,6 +41,8 @@ def explain(
         if result.best.config == result.baseline.config:
             raise InputError(f"{run_dir}: nothing to explain: the baseline itself is the best")
         folder = directory.inside(EXPLAIN_FOLDER)
+        if (own := folder.results()) and own[0].request.config != result.best.config:  # beside a winner of before
+            (folder.path / "trials").rename(folder.path / f"trials-until-{time.strftime('%Y%m%d-%H%M%S')}")
         for text in (*restore(directory.path), *restore(folder.path)):
             observer(Note(text=text))
         explainer = Explainer(plan, result, directory.results(), folder, observer, max_time_s=max_time_s)

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from autotune.cost.model import CostModel
-from autotune.errors import InputError, MachineError, writing
+from autotune.errors import AutotuneError, InputError, MachineError, writing
 from autotune.execution import network
 from autotune.execution.cluster import joined
 from autotune.execution.places import Place, hardware_of, places_of, shared_note, sharing_notes
@@ -159,14 +159,14 @@ def conduct(
         )
         result = tuner.run()
     except SearchInterrupted as interrupted:
-        deliver(interrupted.result, plan.output)
+        deliver(interrupted.result, plan.output, directory.path)
         raise
     finally:
         if not plan.is_shared:  # trials that disturb each other would mislead the next search
             learn(plan, model, directory.results())
     writer.end(result)
     trackers.end(result)
-    deliver(result, plan.output)
+    deliver(result, plan.output, directory.path)
     return result
 
 
@@ -180,9 +180,12 @@ def wanted_file(output: str | Path | None) -> str | None:
     return str(path)
 
 
-def deliver(result: ResultData | None, path: str | None) -> None:
+def deliver(result: ResultData | None, path: str | None, run_directory: Path) -> None:
     if result is not None and path is not None:
-        result.save(path)
+        try:
+            result.save(path)
+        except AutotuneError as error:
+            raise type(error)(f"--output {error}; the answer is in {run_directory}") from None
 
 
 class ExpectedTrial(Value):

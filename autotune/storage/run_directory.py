@@ -50,9 +50,9 @@ EXPLAIN_FOLDER = "explain"
 
 
 def default_run_directory(model: str) -> Path:
-    """Return ``runs/<model>-<time>``, slashes and other awkward characters of the model's name replaced."""
+    """Return ``runs/<model>-<time>-<process>``, slashes and other awkward characters of the model's name replaced."""
     safe = re.sub(r"[^\w.-]+", "-", model.strip("/. ")).strip("-") or "model"
-    return Path("runs") / f"{safe[-80:]}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path("runs") / f"{safe[-80:]}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
 class RunDirectory:

@@ -185,8 +185,8 @@ class RecordWriter:
 
     def _give_up(self, name: str, error: RecordError) -> None:
         del self._stores[name]
-        later = f"`autotune resume {self._directory.path}` writes what is missing"
-        self._observer(Note(text=f"{name}: {error}; the search goes on without it, and {later}"))
+        later = f"once that is mended, `autotune resume {self._directory.path}` writes what is missing"
+        self._observer(Note(text=f"{name}: {error}; the search goes on without it; {later}"))
 
 
 def record_writer(plan: SearchPlan, directory: RunDirectory, observer: Observer) -> RecordWriter:

@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from autotune.value import Value
 from autotune.values.budget import CheckTask, LossCurve, Soaked
-from autotune.values.conditions import Conditions, highest
+from autotune.values.conditions import QUIET_SHARE, Conditions, highest
 from autotune.values.config import TrainConfig
 from autotune.values.model import ModelFacts
 from autotune.values.workload import LengthProfile, OwnFound, Workload
@@ -229,6 +229,11 @@ class Measurement(Value):
     def ran_short(self) -> bool:
         """Whether the allocator had to free its cache during the measured steps: memory was nearly exhausted."""
         return bool(self.alloc_retries)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether others took so much of the machine that its rate says nothing to a later search."""
+        return self.conditions is not None and self.conditions.taken_share > QUIET_SHARE
 
     @property
     def shown_interval(self) -> Interval:

@@ -142,9 +142,7 @@ def verdict_of(finals: Finals) -> Decision:
     is_unsure = challenger is not None and challenger.bound is None
     if others_share is not None and not finals.ran_in_turn():
         is_unsure = is_unsure or challenger is None or challenger.interval.high > WORTH_DECIDING
-    if not is_unsure:
-        return Decision(best, "no_clear_winner")
-    return Decision(best, "undecided", others_share=others_share)
+    return Decision(best, "undecided", others_share=others_share) if is_unsure else Decision(best, "no_clear_winner")
 
 
 def _challenger(finals: Finals) -> Speedup | None:
@@ -301,7 +299,8 @@ def faster_finalist(finals: Finals, best: TrainConfig) -> str | None:
     """Return that the fastest finalist, if it was faster than the winner, was so not clearly; otherwise None."""
     measured = {c: m for c in finals.contenders() if finals.is_measured(c) and (m := finals.merged(c)) is not None}
     fastest = max(measured.keys() - {finals.plan.baseline}, key=lambda c: measured[c].samples_per_second, default=best)
-    is_slower = {best, finals.plan.baseline} <= measured.keys() and _is_shown_faster(measured[fastest], measured[best])
+    needed = {best, finals.plan.baseline} & {best, *finals.contenders()}
+    is_slower = needed <= measured.keys() and _is_shown_faster(measured[fastest], measured[best])
     if not is_slower or best == finals.plan.baseline or finals.plan.objective.run_samples is not None:
         return None
     what, rate = shown_changes(changes(fastest, finals.plan)), shown_rate(measured[fastest])

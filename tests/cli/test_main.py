@@ -83,8 +83,7 @@ DIGITS = "9" * 5000
 
 # A command line, its exit code, and words of the line that is said of it. `file` is a file, `train.py` a script.
 ERRORS = [
-    ("find --model t5-smal", 2, "t5-small"),
-    ("find --model .", 2, "config.json"),
+    ("find --model t5-smal", 2, "t5-small"), ("find --model .", 2, "config.json"),
     (f"find --model gpt2 --global-batch {DIGITS}", 2, "expected a whole number"),
     ("find --model gpt2 --global-batch ²", 2, "expected a whole number or any"),
     ("find --model gpt2 --devices some", 2, "--devices some: expected a whole number"),
@@ -93,11 +92,10 @@ ERRORS = [
     ("find --model gpt2 --fix optm=sgd", 2, "--fix optm: no such knob (did you mean 'optim'?)"),
     (f"find --model gpt2 --fix {'x' * 5000}=1", 2, "no such knob"),
     ("find --model gpt2 --only optim --only acumulation", 2, "--only acumulation"),
-    ("find --model gpt2 --device abacus", 2, "--device abacus"),
-    ("find --model gpt2 --device cuda:99", 3, "cuda:99"),
+    ("find --model gpt2 --device abacus", 2, "--device abacus"), ("find --model gpt2 --device cuda:99", 3, "cuda:99"),
     ("find --model gpt2 --device cpu --space no.yaml --dry-run --quiet", 2, "no.yaml"),
-    (f"find --model gpt2 --space {'s' * 5000}", 2, "sss"),
-    ("find --model gpt2 --space digits.yaml", 2, "digits.yaml"),
+    ("find --model gpt2 --device cpu --dry-run -o best.json", 2, "--output: is of a search, and --dry-run has none"),
+    (f"find --model gpt2 --space {'s' * 5000}", 2, "sss"), ("find --model gpt2 --space digits.yaml", 2, "digits.yaml"),
     ("find --model gpt2 --data nowhere.jsonl", 2, "nowhere.jsonl"),
     ("find --model gpt2 -o no/such/place.json", 2, "no/such/place.json"),
     ("find --model gpt2 --run-dir file/run", 2, "file/run"),
@@ -112,13 +110,11 @@ ERRORS = [
     ("script --apply none.json --quiet -- python train.py", 2, "--quiet: is of a search, and --apply trains"),
     ("script --apply none.json -- python train.py", 2, "none.json: No such file or directory"),
     ("script --space nowhere.yaml --device cpu -- python train.py", 2, "nowhere.yaml"),
-    ("resume .", 2, "holds no search"),
-    ("report .", 2, "holds no search"),
-    ("explain .", 2, "holds no search"),
+    ("resume .", 2, "holds no search"), ("report .", 2, "holds no search"), ("explain .", 2, "holds no search"),
     ("export 'a\x1b[2J\n\u202eb.json'", 2, r"a\x1b[2J"),
     ("models zzz", 2, "no model of the catalogue has 'zzz' in its name"),
     ("--json models", 2, "No such option: --json"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.usefixtures("here")

@@ -26,6 +26,8 @@ def test_a_report_is_written_beside_the_search_or_under_a_name_that_says_the_for
     assert (told["file"], told["format"]) == (str(run / "report.json"), "json")
     assert told["answer"].startswith("1.98 x as fast as your baseline (")
     assert (run / "report.json").read_text().startswith("{")
+    piped = command("report", run, "--format", "json", "--out", "/dev/null")  # as into a pipe
+    assert (piped.exit_code, piped.stdout) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 
@@ -115,6 +116,9 @@ def test_a_search_against_an_earlier_answer_prints_how_its_winner_does_now(resum
     done, _ = resume(against=answer_of(make_config(16)))
     assert done.exit_code == 0, done.stderr
     assert "the same speed, as far as can be told: 1.00" in done.stdout.partition("all of it:")[2]
+    done, _ = resume("--json", against=answer_of(make_config(16)))
+    assert json.loads(done.stdout)["verdict"]
+    assert "the same speed, as far as can be told: 1.00" in done.stderr
     failed = answer_of(make_config(1, optim="sgd"))
     alone = failed.baseline.model_copy(update={"config": make_config(2, optim="sgd")})
     done, _ = resume(against=failed.model_copy(update={"baseline": alone}))

@@ -11,6 +11,7 @@ from autotune.errors import InputError
 from autotune.output.compare import Comparison, compare, comparison_table
 from autotune.storage.run_directory import read_result
 from autotune.values.result import ResultData, StepTime
+from autotune.values.statistics import DRIFT
 from autotune.values.trial import Interval
 from autotune.values.workload import LengthProfile, OwnStep
 
@@ -60,6 +61,13 @@ def test_where_an_interval_is_wide_it_is_said_that_nothing_can_be_told():
     wide = pair.model_copy(update={"interval": Interval(low=0.4, high=1.6)})
     lines = drawn(comparison_table(FIRST, Comparison(compared=(wide,), changed={})))
     assert "couldn't tell which is faster: 12 for 15 samples/s, peak memory 1.00 GiB for 1.00 GiB: " in lines
+
+
+def test_an_answer_that_was_not_measured_again_is_as_sure_as_another_run_of_it_would_be():
+    once = FIRST.model_copy(update={"best": FIRST.best.model_copy(update={"confirmed": False})})
+    winner, baseline = compare(once, slower(1.25)).compared
+    of_a_next_run = math.hypot(math.log(0.8 / baseline.interval.low), 1.96 * DRIFT["cpu"])
+    assert winner.interval.low == pytest.approx(0.8 * math.exp(-of_a_next_run))
 
 
 def test_a_peak_that_is_not_known_is_not_told():

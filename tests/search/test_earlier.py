@@ -37,6 +37,7 @@ from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import RecordWriter
 from autotune.units import GIB
 from autotune.values.budget import Budget, Effort
+from autotune.values.conditions import Conditions
 from autotune.values.config import Allowance, Parallelism, TrainConfig
 from autotune.values.problem import Objective
 from autotune.values.trial import Memory, Purpose, TrialRequest, TrialStatus
@@ -286,6 +287,17 @@ class TestLessons:
         assert earlier.compare(history_of((BASE, 10.0)))
         assert earlier.compare(history_of((BASE, 10.0), (FAST, 20.0))) == []
         assert earlier.note is not None
+
+    def test_rates_beside_others_that_took_the_machine_are_neither_lessons_nor_refusals(self):
+        noisy = make_measurement(5.0, conditions=Conditions(others_share=0.5))
+        search = kept(recorded_trial(FAST, noisy), recorded_trial(SECOND, 15.0))
+        assert self.rates(search) == {SECOND: 15.0}
+        assert refused(FAST, search, now=[(BASE, 10.0)]) is None
+
+    def test_of_very_many_the_latest_are_learned(self, monkeypatch):
+        monkeypatch.setattr("autotune.search.earlier._MOST_LESSONS", 1)
+        early, late = kept(recorded_trial(FAST, 18.0)), kept(recorded_trial(SECOND, 15.0), id="b")
+        assert self.rates(late, early) == {SECOND: 15.0}
 
     def test_a_shortage_keeps_the_budget_it_met(self):
         search = kept(recorded_trial(FAST, OUT_OF_MEMORY, memory_bytes=3 * GIB))

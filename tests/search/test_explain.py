@@ -157,6 +157,18 @@ def test_a_search_without_an_answer_or_that_the_baseline_won_is_refused(tmp_path
         explain.explain(tmp_path / "run")
 
 
+def test_trials_beside_a_winner_of_before_are_put_aside(explained, monkeypatch):
+    explained.run()
+    folder, answer = RunDirectory(explained.path).inside(EXPLAIN_FOLDER).path, explained.result
+    other = answer.best.model_copy(update={"config": MICRO_BATCH})
+    monkeypatch.setattr(RunDirectory, "answer", lambda directory: answer.model_copy(update={"best": other}))
+    monkeypatch.setattr(machine, "detect", lambda device: make_hardware(name="another CPU"))
+    with pytest.raises(MachineError, match="go on where it ran"):
+        explain.explain(explained.path)
+    (aside,) = folder.glob("trials-until-*")
+    assert len(list(aside.iterdir())) == 8
+
+
 @pytest.mark.slow
 def test_a_real_winner_is_explained_and_reported(autotune, tiny_llama, tmp_path):
     """Beside a micro-batch of 1 with checkpointing, nearly anything wins."""

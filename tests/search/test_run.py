@@ -102,12 +102,12 @@ def test_an_output_is_known_by_its_place_and_what_it_held_stays_until_there_is_a
     assert (wanted_file("best.json"), wanted_file(None)) == (str(path), None)
     assert not path.exists()
     path.write_text("of yesterday")
-    deliver(None, wanted_file(path))
+    deliver(None, wanted_file(path), tmp_path)
     assert path.read_text() == "of yesterday"
     result = answer_of(make_config(16))
-    deliver(result, wanted_file(path))
+    deliver(result, wanted_file(path), tmp_path)
     assert load(path) == result
-    deliver(result, None)
+    deliver(result, None, tmp_path)
 
 
 def test_an_output_that_can_not_be_written_is_refused_before_and_after_and_a_full_disk_is_no_bad_input(
@@ -115,15 +115,15 @@ def test_an_output_that_can_not_be_written_is_refused_before_and_after_and_a_ful
 ):
     with pytest.raises(InputError, match="--output no/such/place"):
         wanted_file("no/such/place.json")
-    with pytest.raises(InputError, match="can't be written"):
-        deliver(answer_of(make_config(16)), str(tmp_path / "gone" / "best.json"))
+    with pytest.raises(InputError, match=rf"can't be written: .*; the answer is in {tmp_path}"):
+        deliver(answer_of(make_config(16)), str(tmp_path / "gone" / "best.json"), tmp_path)
 
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(InfrastructureError, match=r"best\.json: can't be written: No space left on device"):
-        deliver(answer_of(make_config(16)), str(tmp_path / "best.json"))
+        deliver(answer_of(make_config(16)), str(tmp_path / "best.json"), tmp_path)
     assert not list(tmp_path.iterdir())
 
 

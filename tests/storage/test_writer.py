@@ -151,7 +151,7 @@ def test_a_record_that_can_not_be_reached_is_told_once_and_has_all_when_the_sear
     assert len(tries) == 1
     (note,) = heard.notes
     assert note.startswith("the lasting record: db: can't be used: connection refused; the search goes on without it")
-    assert note.endswith(f"`autotune resume {directory.path}` writes what is missing")
+    assert note.endswith(f"once that is mended, `autotune resume {directory.path}` writes what is missing")
     assert numbers_in(directory) == [0, 1, 2]
     RecordWriter(database, PLAN, directory, heard)
     assert numbers(database) == [0, 1, 2]

@@ -236,7 +236,9 @@ def test_beside_the_baseline_a_trial_that_timed_out_tells_nothing(outcome, verdi
         assert verdict_line(alone).endswith("the baseline is kept: nothing else was tried")
         assert "(autotune report 'a b')" in drawn(result_table(alone, run_dir="a b"))
         worthless = alone.model_copy(update={"untried": "2 are left untried; 2 more are expected to gain 0.0% at most"})
-        assert ["--max-time TIME" in drawn(result_table(r, run_dir="r")) for r in (alone, worthless)] == [True, False]
+        tried = result.model_copy(update={"untried": worthless.untried})
+        told = ["--max-time TIME" in drawn(result_table(each, run_dir="r")) for each in (alone, worthless, tried)]
+        assert told == [True, False, True]
 
 
 def test_each_class_up_to_the_allowed_one_shows_the_fastest_it_admits_and_the_arguments_are_the_winners():
@@ -406,6 +408,8 @@ def test_a_trial_that_was_faster_than_the_answer_is_explained(searched, finals, 
 def test_a_finalist_that_is_faster_than_the_winner_but_not_clearly_is_explained():
     result = answer([(BASE, 10.0), (ADAFACTOR, 20.2), (BF16, 20.0)], ADAFACTOR_AND_BF16 * 2)
     assert result.outshone.endswith("samples/s, not clearly more than the winner, which is simpler")
+    failed = answer([(BASE, OUT_OF_MEMORY), (ADAFACTOR, 20.2), (BF16, 20.0)], ADAFACTOR_AND_BF16[1:] * 2)
+    assert (failed.verdict, failed.outshone) == ("baseline_failed", result.outshone)
 
 
 def test_a_trial_no_faster_than_the_winners_of_that_time_is_none_that_outshone_it():
