@@ -336,10 +336,8 @@ def exposed_seconds(
             messages = max(1, math.ceil(size / 2 / (cap << 20)))
         elif not way.weights:
             messages = max(1, math.ceil(size / (2 * ZERO_BUCKET_ELEMENTS)))
-        seconds, count = (
-            size / bandwidth + messages * latency_s,
-            accumulation if when in ("forward", "backward") else 1.0,
-        )
+        seconds = size / bandwidth + messages * latency_s
+        count = accumulation if when in ("forward", "backward") else 1.0
         if when == "step" or network.on_cpu:
             total = total + count * seconds
             continue

@@ -132,9 +132,8 @@ def target_of(options: EstimateOptions) -> Target:
         note = f"only the memory of the device is known, so no speed{order} (--gpu NAME)"
         return Target(device=device, rates=rates_of(hypothetical(gpu_named(_REFERENCE_GPU))), notes=(note,))
     hardware = detect(options.device).model_copy(update={"count": None})  # `--devices` sets how many, not this machine
-    each = (
-        options.devices // nodes_of(options.devices, options.nodes) if hardware.is_cpu else 1
-    )  # processes that share its memory
+    # Processes on a CPU share its memory.
+    each = options.devices // nodes_of(options.devices, options.nodes) if hardware.is_cpu else 1
     memory_bytes = options.memory_bytes or hardware.default_budget_bytes // each
     if memory_bytes * each > hardware.memory_bytes:
         there = show_memory(hardware.memory_bytes // each)
