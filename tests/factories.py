@@ -146,15 +146,10 @@ def make_measurement(rate: float = 10.0, *, spread: float = 0.01, samples: int =
     """Four steps around `rate` samples per second, `spread` apart."""
     times = tuple(samples / rate * (1 + spread * at) for at in (-1.5, -0.5, 0.5, 1.5))
     defaults: dict[str, Any] = {
-        "step_times_s": times,
-        "accumulation_steps": 1,
-        "samples_per_second": rate,
-        "samples_per_second_interval": rate_interval(times, samples),
-        "memory": Memory(resident_bytes=GIB),
-        **dict.fromkeys(("startup_s", "first_step_s", "loss"), 1.0),
-        "data_wait_share": 0.0,
-        "effects": {},
-    }
+        "step_times_s": times, "accumulation_steps": 1, "samples_per_second": rate,
+        "samples_per_second_interval": rate_interval(times, samples), "memory": Memory(resident_bytes=GIB),
+        **dict.fromkeys(("startup_s", "first_step_s", "loss"), 1.0), "data_wait_share": 0.0, "effects": {},
+    }  # fmt: skip
     return Measurement(**{**defaults, **fields})
 
 
@@ -287,11 +282,9 @@ def product_rate(factors: dict[str, dict[Any, float]]) -> Callable[[TrialRequest
 
 # A space whose throughput is separable: its optimum differs from the baseline in every knob but the attention kernel.
 SEPARABLE = {
-    "precision": ["fp32", "bf16", "pure_bf16"],
-    "attn_implementation": ["sdpa", "eager"],
-    "per_device_train_batch_size": {"choices": "lattice"},
-    "optim": ["adamw_torch_fused", "adamw_torch", "adafactor"],
-}
+    "precision": ["fp32", "bf16", "pure_bf16"], "attn_implementation": ["sdpa", "eager"],
+    "per_device_train_batch_size": {"choices": "lattice"}, "optim": ["adamw_torch_fused", "adamw_torch", "adafactor"],
+}  # fmt: skip
 separable_rate = product_rate(
     {
         "precision": {"fp32": 1.0, "bf16": 1.3, "pure_bf16": 1.1},

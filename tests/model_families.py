@@ -32,29 +32,21 @@ FAMILIES = {
     "T5": {"model_type": "t5", **T5},
     "mT5": {"model_type": "mt5", **T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     "BART": {"model_type": "bart", **BART},
-    "Switch": {
-        "model_type": "switch_transformers", **T5, "num_experts": 4, "num_sparse_encoder_layers": 1,
-        "num_sparse_decoder_layers": 1,
-    },
+    "Switch": {"model_type": "switch_transformers", **T5, "num_experts": 4, "num_sparse_encoder_layers": 1,
+               "num_sparse_decoder_layers": 1},
     "Mixtral": {"model_type": "mixtral", **DECODER, "num_local_experts": 4},
     "Qwen-MoE": {"model_type": "qwen3_moe", **DECODER, **EXPERTS, "num_experts": 4},
-    "DeepSeek": {
-        "model_type": "deepseek_v3", **SIZES, **EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1,
-        "n_group": 1, "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4,
-    },
+    "DeepSeek": {"model_type": "deepseek_v3", **SIZES, **EXPERTS, "n_routed_experts": 4, "first_k_dense_replace": 1,
+                 "n_group": 1, "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8,
+                 "qk_rope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4},
     "ViT": {"model_type": "vit", **PATCHES},
-    "Swin": {
-        "model_type": "swin", "image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4],
-        "window_size": 4,
-    },
+    "Swin": {"model_type": "swin", "image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 2],
+             "num_heads": [2, 4], "window_size": 4},
     "ResNet": {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]},
     "ImageGPT": {"model_type": "imagegpt", **GPT2},
     "wav2vec 2.0": {"model_type": "wav2vec2", **WAVES},
-    "Whisper": {
-        "model_type": "whisper", "vocab_size": 128, "d_model": 32, **BOTH, "num_mel_bins": 8,
-        "max_source_positions": 32, "max_target_positions": 16, **TOKENS, "decoder_start_token_id": 1,
-    },
+    "Whisper": {"model_type": "whisper", "vocab_size": 128, "d_model": 32, **BOTH, "num_mel_bins": 8,
+                "max_source_positions": 32, "max_target_positions": 16, **TOKENS, "decoder_start_token_id": 1},
     "Mamba": {"model_type": "mamba", "vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
 }  # fmt: skip
 

@@ -50,15 +50,12 @@ def make_work(flops: float = 10 * MB, moved: float = 0.0, **fields: Any) -> Work
 def make_profile(family: Family | None = None, **fields: Any) -> Profile:
     parameters = fields.get("parameters") or (make_group(1000, 1000),)
     defaults = {
-        "family": family or make_family(),
-        "parameters": parameters,
+        "family": family or make_family(), "parameters": parameters,
         "order": tuple(at for at, group in enumerate(parameters) for _ in range(group.count)),
-        "names": ("weight",) * sum(group.count for group in parameters),
-        "buffers_bytes": 0,
+        "names": ("weight",) * sum(group.count for group in parameters), "buffers_bytes": 0,
         "storages": make_storages((0, 2, 0, MB), (2, 3, 4 * MB, 0, True), origins=(("", "mm"),)),
-        "work": (make_work(),),
-        "needed_flops": line(0, 10 * MB),
-    }
+        "work": (make_work(),), "needed_flops": line(0, 10 * MB),
+    }  # fmt: skip
     return Profile(**{**defaults, **fields})
 
 

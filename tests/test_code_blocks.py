@@ -44,16 +44,11 @@ READERS = {
 
 # What the value of an option or argument must be good for, by its name in the code.
 CHECKS = {
-    "allow": Allowance,
-    "effort": Effort,
-    "memory": parse_memory,
-    "max_time": parse_time_s,
-    "tokens": parse_count,
-    "train_tokens": parse_count,
-    "gpu": lambda name: name == "all" or gpu_named(name),
+    "allow": Allowance, "effort": Effort, "memory": parse_memory, "max_time": parse_time_s, "tokens": parse_count,
+    "train_tokens": parse_count, "gpu": lambda name: name == "all" or gpu_named(name),
     "space": lambda name: name in {*builtin_spaces(), *READERS} or pytest.fail(f"no space {name}"),
     "model": lambda name: name.startswith("./") or resolve(name),
-}
+}  # fmt: skip
 
 
 def named(found: list[Block]) -> list[object]:

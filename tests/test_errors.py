@@ -29,13 +29,10 @@ def test_exit_codes_are_those_that_are_documented():
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("precison", " (did you mean 'precision'?)"),
-        ("PRECISION", " (did you mean 'precision'?)"),
-        ("gpt", " (did you mean 'GPT-2'?)"),
-        ("adamw_8", " (did you mean 'adamw_8bit' or 'adamw_4bit'?)"),
-        ("qqq", ""),
+        ("precison", " (did you mean 'precision'?)"), ("PRECISION", " (did you mean 'precision'?)"),
+        ("gpt", " (did you mean 'GPT-2'?)"), ("adamw_8", " (did you mean 'adamw_8bit' or 'adamw_4bit'?)"), ("qqq", ""),
     ],
-)
+)  # fmt: skip
 def test_the_nearest_names_are_suggested_as_they_are_written(word, said):
     assert suggestion(word, iter(["precision", "optim", "GPT-2", "adamw_8bit", "adamw_4bit"])) == said
 
@@ -52,17 +49,13 @@ def refused(**fields) -> ValidationError:
         ({"effort": "fast"}, "expected quick, standard or thorough"),
         ({"effort": "standrad"}, "expected quick, standard or thorough (did you mean 'standard'?)"),
         ({"allow": "all"}, "expected exact, numerics, optimizer or method"),
-        ({"max_trials": 0}, "expected a number above 0"),
-        ({"max_trials": "many"}, "expected a whole number"),
+        ({"max_trials": 0}, "expected a number above 0"), ({"max_trials": "many"}, "expected a whole number"),
         ({"max_time_s": "long"}, "expected a time such as 90s, 10m or 1h30m"),
-        ({"max_time_s": float("inf")}, "expected a finite number"),
-        ({"check_loss": -1}, "expected 0 or more"),
-        ({"record": "perhaps"}, "expected true or false"),
-        ({"model": 5}, "expected text"),
-        ({"colour": "red"}, "is unknown"),
-        ({"global_batch": "lots"}, "expected a whole number or any"),
+        ({"max_time_s": float("inf")}, "expected a finite number"), ({"check_loss": -1}, "expected 0 or more"),
+        ({"record": "perhaps"}, "expected true or false"), ({"model": 5}, "expected text"),
+        ({"colour": "red"}, "is unknown"), ({"global_batch": "lots"}, "expected a whole number or any"),
     ],
-)
+)  # fmt: skip
 def test_what_was_expected_is_said_in_a_line(fields, said):
     assert first_complaint(refused(**fields)) == said
 

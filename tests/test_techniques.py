@@ -44,12 +44,8 @@ WORKS = [
     ("12 8-bit Adam", {"optim": "adamw_bnb_8bit"}, "llama", ("optim", "optim_bits=8, embeddings' states in float32")),
     ("13 workers", {"dataloader_num_workers": 1}, "llama", ("dataloader_num_workers", "1")),
     ("14 compile", {"torch_compile_backend": "aot_eager"}, "llama", ("torch_compile_backend", "aot_eager: 1 graphs")),
-    (
-        "22 activation budget",
-        {"torch_compile_backend": "inductor", "activation_memory_budget": 0.5},
-        "llama",
-        ("activation_memory_budget", "50% kept"),
-    ),
+    ("22 activation budget", {"torch_compile_backend": "inductor", "activation_memory_budget": 0.5}, "llama",
+     ("activation_memory_budget", "50% kept")),
     *(
         (f"{15 if kind == 'lora' else 16} {kind}", {"adapter": {"kind": kind}}, "opt", ("adapter", kind))
         for kind in sorted(ADAPTERS)
@@ -65,7 +61,7 @@ WORKS = [
     ("21 chunked loss", {"chunked_loss": True}, "llama", ("chunked_loss", "in chunks")),
     ("18 top-k", {"experts_per_token": 1}, "mixtral", ("experts_implementation", "none to choose")),
     ("18 capacity", {"expert_capacity": 8, "attn_implementation": "eager"}, "switch", ("precision", "float32")),
-]
+]  # fmt: skip
 
 # The nearest kin of these run in every test run.
 SLOW = {

@@ -18,28 +18,17 @@ BOTH = {
 TINY = {
     "llama": DECODER,
     "mixtral": {**DECODER, "num_local_experts": 4, "num_experts_per_tok": 2},
-    "mamba": {
-        "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4,
-        **dict.fromkeys(TOKENS, 0),
-    },
+    "mamba": {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, **dict.fromkeys(TOKENS, 0)},
     "bert": {**SIZES, "max_position_embeddings": 64},
-    "roberta": {
-        **SIZES, "num_hidden_layers": 1, "max_position_embeddings": 66, "pad_token_id": 1, "bos_token_id": 0,
-        "eos_token_id": 2,
-    },
+    "roberta": {**SIZES, "num_hidden_layers": 1, "max_position_embeddings": 66, "pad_token_id": 1, "bos_token_id": 0,
+                "eos_token_id": 2},
     "t5": {**T5, "is_encoder_decoder": True, "decoder_start_token_id": 0, "n_positions": 512},
-    "wav2vec2": {
-        **SIZES, "vocab_size": 32, "conv_dim": [8] * 7, "num_conv_pos_embeddings": 16,
-        "num_conv_pos_embedding_groups": 4,
-    },
-    "whisper": {
-        "is_encoder_decoder": True, "vocab_size": 96, "d_model": 32, **BOTH, "num_mel_bins": 8,
-        "max_source_positions": 30, "max_target_positions": 20, **TOKENS, "decoder_start_token_id": 1,
-    },
-    "vit": {
-        "image_size": 16, "patch_size": 8, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "id2label": {"0": "cat", "1": "dog", "2": "bird"},
-    },
+    "wav2vec2": {**SIZES, "vocab_size": 32, "conv_dim": [8] * 7, "num_conv_pos_embeddings": 16,
+                 "num_conv_pos_embedding_groups": 4},
+    "whisper": {"is_encoder_decoder": True, "vocab_size": 96, "d_model": 32, **BOTH, "num_mel_bins": 8,
+                "max_source_positions": 30, "max_target_positions": 20, **TOKENS, "decoder_start_token_id": 1},
+    "vit": {"image_size": 16, "patch_size": 8, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "id2label": {"0": "cat", "1": "dog", "2": "bird"}},
 }  # fmt: skip
 TINY = {name: {"model_type": name, **figures} for name, figures in TINY.items()}
 

@@ -35,38 +35,28 @@ def vision_language(*, wide: int = 1, vocabulary: int = 512) -> dict[str, dict[s
     image = {"image_token_id": vocabulary - 4}
     turned = {**text, "rope_parameters": rope}
     found = {
-        "qwen2_vl": {
-            **marks, "text_config": turned,
-            "vision_config": {**qwen, "embed_dim": 32 * wide, "hidden_size": 64 * wide, "mlp_ratio": 2},
-        },
-        "qwen2_5_vl": {
-            **marks, "text_config": turned,
-            "vision_config": {**qwen, "window_size": 16, "fullatt_block_indexes": [3]},
-        },
+        "qwen2_vl": {**marks, "text_config": turned,
+                     "vision_config": {**qwen, "embed_dim": 32 * wide, "hidden_size": 64 * wide, "mlp_ratio": 2}},
+        "qwen2_5_vl": {**marks, "text_config": turned,
+                       "vision_config": {**qwen, "window_size": 16, "fullatt_block_indexes": [3]}},
         "qwen3_vl": {
             **marks,
             "text_config": {**turned, "num_hidden_layers": 6, "rope_parameters": {**rope, "mrope_interleaved": True}},
             "vision_config": {**qwen, "num_position_embeddings": 64, "deepstack_visual_indexes": [1, 2]},
         },
         "llava": {**image, "text_config": llama, "vision_config": clip},
-        "paligemma": {
-            **image, "projection_dim": 64 * wide, "text_config": {"model_type": "gemma", **text},
-            "vision_config": siglip,
-        },
+        "paligemma": {**image, "projection_dim": 64 * wide, "text_config": {"model_type": "gemma", **text},
+                      "vision_config": siglip},
         "gemma3": {
             **image, "mm_tokens_per_image": 4,
-            "text_config": {
-                "model_type": "gemma3_text", **text, "num_hidden_layers": 6, "sliding_window": 16,
-                "sliding_window_pattern": 2,
-            },
+            "text_config": {"model_type": "gemma3_text", **text, "num_hidden_layers": 6, "sliding_window": 16,
+                            "sliding_window_pattern": 2},
             "vision_config": siglip,
         },
         "idefics3": {**image, "scale_factor": 2, "text_config": llama, "vision_config": sees},
         "smolvlm": {**image, "scale_factor": 2, "text_config": llama, "vision_config": sees},
-        "internvl": {
-            **image, "text_config": {"model_type": "qwen2", **text},
-            "vision_config": {**sees, "image_size": [32, 32], "patch_size": [8, 8]},
-        },
+        "internvl": {**image, "text_config": {"model_type": "qwen2", **text},
+                     "vision_config": {**sees, "image_size": [32, 32], "patch_size": [8, 8]}},
     }  # fmt: skip
     return {name: {"model_type": name, **config} for name, config in found.items()}
 

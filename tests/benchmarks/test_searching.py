@@ -66,11 +66,9 @@ def test_a_trial_ends_at_its_time_limit_and_runs_out_of_memory_in_the_first_step
 
 
 PARAMETERS = {
-    "precision": ["fp32", "bf16"],
-    "per_device_train_batch_size": {"choices": "lattice"},
-    "optim": ["adamw_torch_fused", "adafactor"],
-    "checkpointing": ["none", "full"],
-}
+    "precision": ["fp32", "bf16"], "per_device_train_batch_size": {"choices": "lattice"},
+    "optim": ["adamw_torch_fused", "adafactor"], "checkpointing": ["none", "full"],
+}  # fmt: skip
 rate = product_rate(
     {
         "precision": {"fp32": 1.0, "bf16": 1.3},

@@ -110,12 +110,10 @@ def test_it_asks_first_and_forgets_nothing_where_nobody_answers(run, filled, ans
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([""], "nothing is recorded under this key"),
-        ([], "name what to forget"),
-        (["--all", "zzz"], "name what to forget"),
-        (["zzz"], "history zzz"),
+        ([""], "nothing is recorded under this key"), ([], "name what to forget"),
+        (["--all", "zzz"], "name what to forget"), (["zzz"], "history zzz"),
     ],
-)
+)  # fmt: skip
 def test_what_can_not_be_forgotten_is_one_line(run, filled, arguments, said):
     (line,) = run("forget", *arguments, "--yes", code=2).stderr.splitlines()
     assert said in line

@@ -30,35 +30,23 @@ MODELS: dict[str, dict[str, Any]] = {
     "bert": {"model_type": "bert", **SIZES, "num_hidden_layers": 4},
     "t5": {"model_type": "t5", **T5, "num_layers": 4, "num_decoder_layers": 4},
     "vit": {"model_type": "vit", **SIZES, "num_hidden_layers": 4, "image_size": 32, "patch_size": 8},
-    "wav2vec2": {
-        "model_type": "wav2vec2", **SIZES, "num_hidden_layers": 4, "conv_dim": [16] * 7,
-        "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "layerdrop": 0.5,
-    },
-    "whisper": {
-        "model_type": "whisper", "vocab_size": 512, "d_model": 64, **BOTH, "num_mel_bins": 8,
-        "max_source_positions": 64, "max_target_positions": 32, "pad_token_id": 0, "decoder_start_token_id": 1,
-    },
+    "wav2vec2": {"model_type": "wav2vec2", **SIZES, "num_hidden_layers": 4, "conv_dim": [16] * 7,
+                 "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "layerdrop": 0.5},
+    "whisper": {"model_type": "whisper", "vocab_size": 512, "d_model": 64, **BOTH, "num_mel_bins": 8,
+                "max_source_positions": 64, "max_target_positions": 32, "pad_token_id": 0, "decoder_start_token_id": 1},
     "mixtral": {"model_type": "mixtral", **DECODER, "num_local_experts": 4, "sliding_window": None},
-    "switch": {
-        "model_type": "switch_transformers", **T5, "num_layers": 2, "num_decoder_layers": 2, "num_experts": 4,
-        "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "expert_capacity": 16,
-    },
+    "switch": {"model_type": "switch_transformers", **T5, "num_layers": 2, "num_decoder_layers": 2, "num_experts": 4,
+               "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "expert_capacity": 16},
     "a leading dense layer": {
         "model_type": "glm4_moe", **DECODER, **EXPERTS, "num_hidden_layers": 5, "n_routed_experts": 4,
         "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "head_dim": 16,
     },
-    "layers of two kinds": {
-        "model_type": "qwen2", **DECODER, "num_hidden_layers": 8, "sliding_window": 32, "use_sliding_window": True,
-        "layer_types": ["sliding_attention", "full_attention"] * 4,
-    },
-    "an odd layer": {
-        "model_type": "qwen2_moe", **DECODER, **EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 32,
-        "mlp_only_layers": [2],
-    },
-    "a depth that can't be set": {
-        "model_type": "funnel", "vocab_size": 128, "block_sizes": [2, 2], "num_decoder_layers": 2, "d_model": 32,
-        "n_head": 4, "d_head": 8, "d_inner": 48,
-    },
+    "layers of two kinds": {"model_type": "qwen2", **DECODER, "num_hidden_layers": 8, "sliding_window": 32,
+                            "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"] * 4},
+    "an odd layer": {"model_type": "qwen2_moe", **DECODER, **EXPERTS, "num_experts": 4,
+                     "shared_expert_intermediate_size": 32, "mlp_only_layers": [2]},
+    "a depth that can't be set": {"model_type": "funnel", "vocab_size": 128, "block_sizes": [2, 2],
+                                  "num_decoder_layers": 2, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48},
 }  # fmt: skip
 
 LENGTH, TARGET_LENGTH = 64, 32

@@ -47,23 +47,17 @@ def during_backward(tape: Tape) -> float:
 @pytest.mark.parametrize(
     ("capability", "what", "kernel"),
     [
-        ((8, 0), {}, "flash"),
-        ((7, 5), {"dtype": torch.float16}, "efficient"),
+        ((8, 0), {}, "flash"), ((7, 5), {"dtype": torch.float16}, "efficient"),
         ((7, 5), {}, "math"),  # bf16, which its tensor cores don't have
-        ((8, 0), {"dtype": torch.float32}, "efficient"),
-        ((8, 0), {"attn_mask": mask()}, "efficient"),
+        ((8, 0), {"dtype": torch.float32}, "efficient"), ((8, 0), {"attn_mask": mask()}, "efficient"),
         ((8, 0), {"attn_mask": mask(torch.float32).mT}, "math"),  # keys apart, as T5's bias in transformers 5.17
-        ((8, 0), {"key_heads": 1}, "flash"),
-        ((8, 0), {"width": 256}, "flash"),
-        ((8, 6), {"width": 224}, "efficient"),
-        ((8, 6), {"width": 256}, "flash"),
-        ((8, 6), {"width": 256, "dropout_p": 0.1}, "efficient"),
+        ((8, 0), {"key_heads": 1}, "flash"), ((8, 0), {"width": 256}, "flash"), ((8, 6), {"width": 224}, "efficient"),
+        ((8, 6), {"width": 256}, "flash"), ((8, 6), {"width": 256, "dropout_p": 0.1}, "efficient"),
         ((8, 0), {"width": 264}, "efficient"),
         ((8, 0), {"dtype": torch.float32, "width": 66}, "math"),  # no multiple of four
-        ((7, 5), {"dtype": torch.float32, "width": 66}, "efficient"),
-        (None, {}, "flash"),
+        ((7, 5), {"dtype": torch.float32, "width": 66}, "efficient"), (None, {}, "flash"),
     ],
-)
+)  # fmt: skip
 def test_the_kernel_that_torch_takes(capability, what, kernel):
     assert chosen(asked(**what), generation_of(capability)) == kernel
 

@@ -34,12 +34,9 @@ def parts(activations: float = 4.0, *, fixed: float = 6.0, temporaries: float = 
 
 def observation(predicted: Components = parts(), ratio: float = 1.0, **fields) -> Observation:  # noqa: B008
     defaults = {
-        "key": "a",
-        "memory_features": memory_features(predicted, 0.0),
-        "memory": {"device": ratio},
-        "time_features": time_features(make_config()),
-        "log_time": 0.0,
-    }
+        "key": "a", "memory_features": memory_features(predicted, 0.0), "memory": {"device": ratio},
+        "time_features": time_features(make_config()), "log_time": 0.0,
+    }  # fmt: skip
     return Observation(**{**defaults, **fields})
 
 

@@ -16,16 +16,13 @@ LENGTHS = LengthProfile(samples=100, mean=20.0, minimum=5, median=18, p95=40, ma
 @pytest.mark.parametrize(
     ("precision", "sharding", "dtype", "autocast"),
     [
-        ("fp32", "none", "float32", None),
-        ("bf16", "none", "float32", "bfloat16"),
-        ("fp16", "none", "float32", "float16"),
-        ("pure_bf16", "none", "bfloat16", None),
+        ("fp32", "none", "float32", None), ("bf16", "none", "float32", "bfloat16"),
+        ("fp16", "none", "float32", "float16"), ("pure_bf16", "none", "bfloat16", None),
         ("bf16", "fsdp_full", "bfloat16", None),  # weights are gathered in 16 bits, without autocast
         ("bf16", "zero_2", "bfloat16", None),  # a model in 16 bits, without autocast
-        ("fp32", "zero_3", "float32", None),
-        ("pure_bf16", "fsdp_full", "bfloat16", None),
+        ("fp32", "zero_3", "float32", None), ("pure_bf16", "fsdp_full", "bfloat16", None),
     ],
-)
+)  # fmt: skip
 def test_precision_and_who_shards_decide_the_types(precision, sharding, dtype, autocast):
     spread = Parallelism(world_size=2, sharding=sharding)
     family = family_of(make_config(precision=precision, parallelism=spread), make_gpu())

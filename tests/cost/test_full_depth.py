@@ -22,10 +22,8 @@ WAYS = {
 }
 CASES = [
     *((model, "plain") for model in ("t5", "mixtral", "a leading dense layer", "layers of two kinds")),
-    *((model, "mixed on a GPU") for model in ("llama", "bert", "vit")),
-    ("llama", "adapter"),
-    ("bert", "checkpointing"),
-]
+    *((model, "mixed on a GPU") for model in ("llama", "bert", "vit")), ("llama", "adapter"), ("bert", "checkpointing"),
+]  # fmt: skip
 SIZES = (1, 3, 8, 100)
 BY_DEFAULT = {("t5", "plain"), ("mixtral", "plain"), ("llama", "adapter")}
 
@@ -63,15 +61,10 @@ def tape(names: str, flops=None, **fields) -> Tape:
     """A tape whose operators are letters, all of the forward pass."""
     count = len(names)
     defaults = {
-        "kinds": np.full(count, CONTRACTION, dtype=np.int8),
-        "flops": np.array(flops or [0.0] * count, dtype=float),
-        "moved_bytes": np.zeros(count),
-        "half": np.zeros(count, dtype=bool),
-        "recomputed": np.zeros(count, dtype=bool),
-        "forward_end": count,
-        "storages": np.zeros((0, 5)),
-        "calls": ("",) * count,
-    }
+        "kinds": np.full(count, CONTRACTION, dtype=np.int8), "flops": np.array(flops or [0.0] * count, dtype=float),
+        "moved_bytes": np.zeros(count), "half": np.zeros(count, dtype=bool), "recomputed": np.zeros(count, dtype=bool),
+        "forward_end": count, "storages": np.zeros((0, 5)), "calls": ("",) * count,
+    }  # fmt: skip
     return Tape(names=tuple(names), **{**defaults, **fields})
 
 

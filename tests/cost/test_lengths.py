@@ -11,13 +11,10 @@ from autotune.values.workload import LengthProfile
 LENGTHS = LengthProfile(samples=1000, mean=20.0, minimum=5, median=18, p95=40, maximum=60)
 RANDOM = np.random.default_rng(0)
 STEPS = {  # the lengths of one step's samples
-    "even": RANDOM.integers(8, 512, 64),
-    "log-normal": np.minimum(2048, RANDOM.lognormal(5.5, 0.8, 64).astype(int) + 1),
-    "one long among short ones": np.array([2000] + [50] * 31),
-    "two kinds": np.array([2048] * 16 + [128] * 112),
-    "equal": np.full(32, 300),
-    "few": np.array([900, 400, 250, 100, 90, 80, 30, 20]),
-}
+    "even": RANDOM.integers(8, 512, 64), "log-normal": np.minimum(2048, RANDOM.lognormal(5.5, 0.8, 64).astype(int) + 1),
+    "one long among short ones": np.array([2000] + [50] * 31), "two kinds": np.array([2048] * 16 + [128] * 112),
+    "equal": np.full(32, 300), "few": np.array([900, 400, 250, 100, 90, 80, 30, 20]),
+}  # fmt: skip
 
 
 def workload(**fields):
@@ -43,12 +40,9 @@ def test_samples_of_one_length_are_as_they_are():
 def test_samples_padded_to_a_multiple_are_as_long_as_drawn_ones_on_average(size):
     lengths = np.random.default_rng(0).integers(100, 513, (20_000, size)).max(axis=1)
     known = LengthProfile(samples=1000, mean=306, minimum=100, median=306, p95=492, maximum=512)
-    given = (
-        make_workload(lengths=known, global_batch_size=64),
-        make_config(pad_to_multiple_of=48),
-        np.array([1.0 * size]),
-    )
-    found, rows = in_full_length(*given), -(-lengths // 48) * 48
+    workload = make_workload(lengths=known, global_batch_size=64)
+    found = in_full_length(workload, make_config(pad_to_multiple_of=48), np.array([1.0 * size]))
+    rows = -(-lengths // 48) * 48
     assert found.mean * known.maximum == pytest.approx(rows.mean() * size, rel=0.02)
     assert found.attended * known.maximum**2 == pytest.approx((rows.astype(float) ** 2).mean() * size, rel=0.1)
     assert found.largest * known.maximum == pytest.approx(528 * size)

@@ -122,14 +122,11 @@ def test_what_the_module_checkpoints_runs_again_as_the_device_would(traced):
 @pytest.mark.parametrize(
     ("function", "device"),
     [
-        (lambda x: x * x.argmax().item(), "cpu"),
-        (lambda x: x if x.mean().item() > 0 else x.exp(), "cpu"),
-        (lambda x: x + x.gt(0).nonzero().sum(), "cuda"),
-        (lambda x: x + x.masked_select(x > 0).sum(), "cuda"),
-        (lambda x: x + x[x > 0].sum(), "cuda"),
-        (lambda x: checkpoint(torch.tanh, x, use_reentrant=True), "cpu"),
+        (lambda x: x * x.argmax().item(), "cpu"), (lambda x: x if x.mean().item() > 0 else x.exp(), "cpu"),
+        (lambda x: x + x.gt(0).nonzero().sum(), "cuda"), (lambda x: x + x.masked_select(x > 0).sum(), "cuda"),
+        (lambda x: x + x[x > 0].sum(), "cuda"), (lambda x: checkpoint(torch.tanh, x, use_reentrant=True), "cpu"),
     ],
-)
+)  # fmt: skip
 def test_where_values_decide_there_is_no_prediction(traced, function, device):
     with pytest.raises(InputError, match="Net: can't be traced, so there is no prediction: "):
         traced(Function(function), device=device)

@@ -105,12 +105,10 @@ def test_completions_are_generated_beside_their_keys_and_values(traced):
 @pytest.mark.parametrize(
     ("model_type", "changed"),
     [
-        ("llama", {}),
-        ("mistral", {"sliding_window": 8}),
-        ("gemma2", {"sliding_window": 8}),
+        ("llama", {}), ("mistral", {"sliding_window": 8}), ("gemma2", {"sliding_window": 8}),
         ("qwen2", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}),
     ],
-)
+)  # fmt: skip
 def test_layers_cache_as_many_tokens_as_in_transformers(model_type, changed):
     config = AutoConfig.for_model(model_type, num_hidden_layers=4, num_key_value_heads=2, head_dim=16, **changed)
     cache, tokens = DynamicCache(config=config), 24

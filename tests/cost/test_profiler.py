@@ -21,24 +21,15 @@ from autotune.values.model import ModelSpec, Task
 
 MIXED = {"device": "cuda", "autocast": "bfloat16"}
 HEADS = [
-    ("llama", Task.CAUSAL_LM),
-    ("llama", Task.SEQUENCE_CLASSIFICATION),
-    ("bert", Task.MASKED_LM),
-    ("bert", Task.SEQUENCE_CLASSIFICATION),
-    ("bert", Task.CAUSAL_LM),
-    ("t5", Task.SEQ2SEQ_LM),
+    ("llama", Task.CAUSAL_LM), ("llama", Task.SEQUENCE_CLASSIFICATION), ("bert", Task.MASKED_LM),
+    ("bert", Task.SEQUENCE_CLASSIFICATION), ("bert", Task.CAUSAL_LM), ("t5", Task.SEQ2SEQ_LM),
     ("t5", Task.SEQUENCE_CLASSIFICATION),  # of the states at the tokens that end the samples
-    ("vit", Task.IMAGE_CLASSIFICATION),
-    ("wav2vec2", Task.SPEECH_CTC),
-    pytest.param("wav2vec2", Task.AUDIO_CLASSIFICATION, marks=pytest.mark.slow),
-    ("whisper", Task.SPEECH_SEQ2SEQ),
-    ("mixtral", Task.CAUSAL_LM),
-    ("switch", Task.SEQ2SEQ_LM),
-    ("a leading dense layer", Task.CAUSAL_LM),
-    ("layers of two kinds", Task.CAUSAL_LM),
-    ("an odd layer", Task.CAUSAL_LM),
+    ("vit", Task.IMAGE_CLASSIFICATION), ("wav2vec2", Task.SPEECH_CTC),
+    pytest.param("wav2vec2", Task.AUDIO_CLASSIFICATION, marks=pytest.mark.slow), ("whisper", Task.SPEECH_SEQ2SEQ),
+    ("mixtral", Task.CAUSAL_LM), ("switch", Task.SEQ2SEQ_LM), ("a leading dense layer", Task.CAUSAL_LM),
+    ("layers of two kinds", Task.CAUSAL_LM), ("an odd layer", Task.CAUSAL_LM),
     ("a depth that can't be set", Task.MASKED_LM),
-]
+]  # fmt: skip
 
 EMBEDDINGS = [f"bert.embeddings.{kind}_embeddings" for kind in ("word", "position", "token_type")]
 PRODUCTS = ("attention.self", "attention.output.dense", "intermediate", "output.dense")
@@ -194,10 +185,8 @@ def test_families_that_differ_in_checkpointing_share_an_evaluation(tiny_llama, m
 BODIES = [f"bert.encoder.layer.*.{part}" for part in PRODUCTS]
 FROZEN = {  # by the names of parameters: what is frozen, its paths, and how many layers differ
     "all but the head": (r"bert\.", ("bert",), 0, "cpu"),
-    "the first layers": (
-        r"bert\.(embeddings|encoder\.layer\.[012]\.)",
-        ("bert.embeddings", *(f"bert.encoder.layer.{i}" for i in range(3))), 3, "cuda",
-    ),
+    "the first layers": (r"bert\.(embeddings|encoder\.layer\.[012]\.)",
+                         ("bert.embeddings", *(f"bert.encoder.layer.{i}" for i in range(3))), 3, "cuda"),
     "all but norms": (r"(?!.*(LayerNorm|classifier))", (*EMBEDDINGS, *BODIES, "bert.pooler"), 0, "cuda"),
     "the last layers": (r"bert\.encoder\.layer\.[67]\.", ("bert.encoder.layer.6", "bert.encoder.layer.7"), 8, "cpu"),
 }  # fmt: skip
@@ -253,17 +242,14 @@ def test_a_real_models_profile_survives_its_file(profile_of, tmp_path):
 @pytest.mark.parametrize(
     ("names", "sizes", "found"),
     [
-        (
-            ["model.embed_tokens.weight", "model.layers.0.mlp.weight", "model.layers.1.mlp.weight", "lm_head.weight"],
-            (5, 3, 3, 7),
-            ((make_group(3),), (make_group(5), make_group(7)), 2),
-        ),
+        (["model.embed_tokens.weight", "model.layers.0.mlp.weight", "model.layers.1.mlp.weight", "lm_head.weight"],
+         (5, 3, 3, 7), ((make_group(3),), (make_group(5), make_group(7)), 2)),
         # A later number counts experts.
         ([f"layers.0.experts.{i}.weight" for i in range(4)], (3,) * 4, ((make_group(3, count=4),), (), 1)),
         (["weight"], (3,), ((), (make_group(3),), 0)),
     ],
     ids=["layers", "experts", "no numbers"],
-)
+)  # fmt: skip
 def test_the_first_number_of_a_name_counts_layers_and_the_rest_is_outside(names, sizes, found):
     assert layers_of(names, [make_group(size) for size in sizes]) == found
 

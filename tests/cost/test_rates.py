@@ -71,13 +71,11 @@ def test_an_instance_of_mig_has_its_share_of_its_gpu():
     ("device", "nearest"),
     [
         ({"name": "NVIDIA GeForce RTX 4050 Laptop GPU", "capability": (8, 9), "memory_bytes": 6 << 30}, "rtx-4060"),
-        (
-            {"name": "NVIDIA GeForce RTX 4090 Laptop GPU", "capability": (8, 9), "memory_bytes": 16 << 30},
-            "rtx-4060-ti-16gb",
-        ),
+        ({"name": "NVIDIA GeForce RTX 4090 Laptop GPU", "capability": (8, 9), "memory_bytes": 16 << 30},
+         "rtx-4060-ti-16gb"),
         ({"name": "NVIDIA of next year", "capability": (99, 0), "memory_bytes": 16 << 30}, "rtx-5060-ti-16gb"),
     ],
-)
+)  # fmt: skip
 def test_a_gpu_that_the_table_lacks_has_the_rates_of_the_nearest_and_no_peak(device, nearest):
     rates = rates_by_table(make_gpu(**device))
     assert rates.matmul_flops == sheet_rates(gpu_named(nearest)).matmul_flops

@@ -77,17 +77,11 @@ def test_ddp_holds_a_copy_of_the_gradients(rebuilt):
 @pytest.mark.parametrize(
     ("rows", "columns", "generation", "nbytes"),
     [
-        (6107, 768, "ampere", 37_748_736),
-        (6107, 3072, "ampere", 113_246_208),
-        (1021, 768, "ampere", 6_291_456),
-        (1020, 768, "ampere", 0),
-        (4096, 30_522, "ampere", 15_627_264),
-        (4096, 130, "ampere", 1_064_960),
-        (4096, 50_257, "ampere", 0),
-        (6107, 3072, "turing", 22_020_096),
-        (6107, 3072, "small_ampere", 66_060_288),
+        (6107, 768, "ampere", 37_748_736), (6107, 3072, "ampere", 113_246_208), (1021, 768, "ampere", 6_291_456),
+        (1020, 768, "ampere", 0), (4096, 30_522, "ampere", 15_627_264), (4096, 130, "ampere", 1_064_960),
+        (4096, 50_257, "ampere", 0), (6107, 3072, "turing", 22_020_096), (6107, 3072, "small_ampere", 66_060_288),
     ],
-)
+)  # fmt: skip
 def test_a_sum_over_many_rows_takes_the_scratch_that_torch_takes(rows, columns, generation, nbytes):
     """Seen on torch's allocator, where it is rounded up to a block."""
     assert sum_bytes(rows, columns, generation) == nbytes

@@ -13,12 +13,9 @@ from autotune.values.catalogue import gpus
 from autotune.values.config import Allowance
 
 PARAMETERS = {
-    "precision": ["bf16", "fp32", "pure_bf16"],
-    "tf32": [True, False],
-    "optim": ["adamw_torch_fused", "adafactor"],
-    "adapter": [None, "lora"],
-    "dataloader_num_workers": [0, 2],
-}
+    "precision": ["bf16", "fp32", "pure_bf16"], "tf32": [True, False], "optim": ["adamw_torch_fused", "adafactor"],
+    "adapter": [None, "lora"], "dataloader_num_workers": [0, 2],
+}  # fmt: skip
 
 
 def test_values_that_are_left_out_are_named_together_with_the_reason():

@@ -44,15 +44,12 @@ def test_a_references_weights_are_not_vllms():
     ("device_gib", "said"),
     [
         # Keys and values of a completion take 1 GiB in 16 bits. Beside the training 5.92 GiB are left, 2 for weights.
-        (
-            16,
-            "2.00 GiB: up to 0.37, which holds at most 3 of 8 completions at once; with vllm_enable_sleep_mode",
-        ),
+        (16, "2.00 GiB: up to 0.37, which holds at most 3 of 8 completions at once; with vllm_enable_sleep_mode"),
         (40, "up to 0.75, which holds all 8 completions at once; with"),
         (12, "no share fits beside the training; with vllm_enable_sleep_mode up to 0.66, which holds at most 5 of 8"),
         (6, "no share fits beside the training; nor with vllm_enable_sleep_mode"),
     ],
-)
+)  # fmt: skip
 def test_training_keeps_its_room_and_with_sleep_mode_that_of_weights_and_states(device_gib, said):
     assert said in told(device_gib)
 

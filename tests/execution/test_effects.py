@@ -59,26 +59,15 @@ def plain_model(bench, *, dtype: str = "float32") -> Any:
 
 def test_each_knob_is_confirmed(train):
     assert train(asked()) == {
-        "precision": "weights float32, layer outputs float32",
-        "tf32": "none",
-        "optim": "torch.optim.adamw.AdamW fused=True",
-        "checkpointing": "none",
-        "attn_implementation": "eager",
-        "experts_implementation": "none to choose",
-        "use_liger_kernel": "none",
-        "chunked_loss": "of all logits",
-        "torch_compile_backend": "none",
-        "activation_memory_budget": "all kept",
-        "dataloader_num_workers": "0",
-        "train_sampling_strategy": "of the same number of samples",
-        "packing": "a row a sample",
-        "pad_to_multiple_of": "to the longest",
-        "torch_empty_cache_steps": "never emptied",
-        "expandable_segments": "none",
-        "adapter": "none, 139584 parameters trained",
-        "quantization": "none",
+        "precision": "weights float32, layer outputs float32", "tf32": "none",
+        "optim": "torch.optim.adamw.AdamW fused=True", "checkpointing": "none", "attn_implementation": "eager",
+        "experts_implementation": "none to choose", "use_liger_kernel": "none", "chunked_loss": "of all logits",
+        "torch_compile_backend": "none", "activation_memory_budget": "all kept", "dataloader_num_workers": "0",
+        "train_sampling_strategy": "of the same number of samples", "packing": "a row a sample",
+        "pad_to_multiple_of": "to the longest", "torch_empty_cache_steps": "never emptied",
+        "expandable_segments": "none", "adapter": "none, 139584 parameters trained", "quantization": "none",
         "parallelism": "one device",
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

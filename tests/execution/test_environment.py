@@ -20,17 +20,11 @@ from autotune.values.trial import Rendezvous
 @pytest.mark.parametrize(
     ("device", "there", "expected"),
     [
-        ("cpu", None, ""),
-        ("cpu", "0,1", ""),
-        ("cuda", None, "0"),
-        ("cuda:0", None, "0"),
-        ("cuda:3", None, "3"),
-        ("cuda:1", "4,6", "6"),
-        ("cuda:1", " 4 , 6 ", "6"),
-        ("cuda:0", "GPU-8932f937,GPU-1f22a253", "GPU-8932f937"),
+        ("cpu", None, ""), ("cpu", "0,1", ""), ("cuda", None, "0"), ("cuda:0", None, "0"), ("cuda:3", None, "3"),
+        ("cuda:1", "4,6", "6"), ("cuda:1", " 4 , 6 ", "6"), ("cuda:0", "GPU-8932f937,GPU-1f22a253", "GPU-8932f937"),
         ("cuda:0", "MIG-5f0c4a", "MIG-5f0c4a"),
     ],
-)
+)  # fmt: skip
 def test_a_trial_sees_the_device_of_the_search_alone(device, there, expected):
     present = {} if there is None else {"CUDA_VISIBLE_DEVICES": there}
     assert environment.launcher_environment(device, {}, present)["CUDA_VISIBLE_DEVICES"] == expected

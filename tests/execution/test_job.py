@@ -75,15 +75,12 @@ def processes_of(directory: Path) -> dict:
 @pytest.mark.parametrize(
     ("name", "returncode", "logged"),
     [
-        ("print_and_end", 0, "on stdout"),
-        ("print_and_end", 0, "on stderr"),
+        ("print_and_end", 0, "on stdout"), ("print_and_end", 0, "on stderr"),
         ("crash_by_null_pointer", -signal.SIGSEGV, "before the crash\nFatal Python error: Segmentation fault"),
-        ("kill_itself", -signal.SIGKILL, "before the kill"),
-        ("exit_from_a_library", 1, "SystemExit: 3"),
-        ("raise_an_error", 1, "ZeroDivisionError: planted"),
-        ("no_such_function", 1, "AttributeError"),
+        ("kill_itself", -signal.SIGKILL, "before the kill"), ("exit_from_a_library", 1, "SystemExit: 3"),
+        ("raise_an_error", 1, "ZeroDivisionError: planted"), ("no_such_function", 1, "AttributeError"),
     ],
-)
+)  # fmt: skip
 def test_a_childs_end_is_told_by_exit_code_and_log(asked, name, returncode, logged):
     ending, directory = asked.run(f"misbehaving:{name}")
     if name == "exit_from_a_library" and not asked.launcher.forkable:

@@ -191,11 +191,8 @@ CPU = (
         (RuntimeError(CPU), 100 * MIB, "8 MiB were asked for with 100 MiB in use; the budget is 8.00 GiB"),
         (RuntimeError(CPU), None, "8 MiB were asked for; the budget is 8.00 GiB"),
         (MemoryError(), 7 * GIB, "MemoryError with 7.00 GiB in use; the budget is 8.00 GiB"),
-        (
-            MemoryError("needed 9.00 GiB, more than the budget of 8.00 GiB"),
-            9 * GIB,
-            "needed 9.00 GiB, more than the budget of 8.00 GiB",
-        ),
+        (MemoryError("needed 9.00 GiB, more than the budget of 8.00 GiB"), 9 * GIB,
+         "needed 9.00 GiB, more than the budget of 8.00 GiB"),
         (
             RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
             7 * GIB,
@@ -209,7 +206,7 @@ CPU = (
         ),
     ],
     ids=["cuda", "cpu", "unknown", "python", "over", "library", "check"],
-)
+)  # fmt: skip
 def test_a_shortage_is_told_with_the_bytes_asked_for_in_use_and_in_the_budget(error, in_use, cause):
     assert outcome.shortage(error, in_use, 8 * GIB) == cause
 
@@ -247,27 +244,21 @@ class InductorError(RuntimeError):
 @pytest.mark.parametrize(
     "error",
     [
-        RuntimeError(CPU),
-        RuntimeError("could not execute a primitive"),
-        RuntimeError("could not create a primitive"),
-        MemoryError(),
-        OSError(12, "Cannot allocate memory"),
-        RuntimeError("std::bad_alloc"),
+        RuntimeError(CPU), RuntimeError("could not execute a primitive"), RuntimeError("could not create a primitive"),
+        MemoryError(), OSError(12, "Cannot allocate memory"), RuntimeError("std::bad_alloc"),
         OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB"),
-        RuntimeError("CUDA error: out of memory"),
-        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("CUDA error: out of memory"), RuntimeError("CUDA driver error: out of memory"),
         RuntimeError("Triton Error [CUDA]: out of memory"),
         RuntimeError("NCCL error: unhandled cuda error. Cuda failure 2 'out of memory'"),
         RuntimeError("NCCL error: unhandled cuda error. Cuda failure 'out of memory'"),
         RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        InductorError("MemoryError: "),
-        raised(InductorError("while compiling"), cause=MemoryError()),
+        InductorError("MemoryError: "), raised(InductorError("while compiling"), cause=MemoryError()),
         raised(ValueError("on top of it"), during=RuntimeError(CPU)),
         raised(InductorError("outer"), cause=raised(InductorError("inner"), during=MemoryError())),
     ],
     ids=lambda e: f"{type(e).__name__}-{str(e)[:30]}",
-)
+)  # fmt: skip
 def test_a_failed_allocation_is_recognised(error):
     assert is_out_of_memory(error)
 

@@ -83,15 +83,12 @@ def broken(samples):
     [
         (padded, "input_ids", LENGTHS),
         (lambda samples: padded(samples, mask=False), "input_ids", LENGTHS),  # one sample at a time
-        (
-            lambda samples: {"input_values": torch.ones(len(samples), 2 * samples[0]["letters"])},
-            "input_values",
-            [2 * n for n in LENGTHS],
-        ),
+        (lambda samples: {"input_values": torch.ones(len(samples), 2 * samples[0]["letters"])}, "input_values",
+         [2 * n for n in LENGTHS]),
         (broken, "input_ids", None),
     ],
     ids=["with a mask", "without", "sounds", "broken"],
-)
+)  # fmt: skip
 def test_lengths_that_only_the_collator_makes_are_read_from_its_batches(tmp_path, collate, name, found):
     rows = [{"letters": n} for n in LENGTHS]
     quiet = {"report_to": "none", "use_cpu": True, "remove_unused_columns": False}
@@ -106,11 +103,8 @@ def test_lengths_that_only_the_collator_makes_are_read_from_its_batches(tmp_path
 
 def test_rows_of_a_batch_are_cut_from_its_tensors_and_texts():
     batch = {
-        "ids": torch.arange(12).view(4, 3),
-        "texts": ["a", "b", "c", "d"],
-        "scale": torch.ones(()),
-        "kinds": [1, 2, 3],
-    }
+        "ids": torch.arange(12).view(4, 3), "texts": ["a", "b", "c", "d"], "scale": torch.ones(()), "kinds": [1, 2, 3],
+    }  # fmt: skip
     found = cut(batch, slice(1, 3))
     assert found["ids"].tolist() == [[3, 4, 5], [6, 7, 8]]
     assert (found["texts"], found["scale"].ndim, found["kinds"]) == (["b", "c"], 0, [1, 2, 3])

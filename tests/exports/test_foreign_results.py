@@ -30,14 +30,9 @@ HOSTILE = (
 Place = tuple[Any, ...]
 
 OWN = {
-    "lr_scheduler_type": "cosine",
-    "lr_scheduler_kwargs": {"kind": "x"},
-    "report_to": ["wandb"],
-    "push_to_hub": True,
-    "hub_model_id": "me/mine",
-    "save_strategy": "epoch",
-    "project": "x",
-}
+    "lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"kind": "x"}, "report_to": ["wandb"], "push_to_hub": True,
+    "hub_model_id": "me/mine", "save_strategy": "epoch", "project": "x",
+}  # fmt: skip
 
 
 def usual() -> TuningResult:

@@ -26,18 +26,12 @@ VALUES: dict[str, Any] = {
 
 # Their places in files where they have other names, or are no plain arguments.
 LOOP = {
-    "learning_rate": '"lr": 0.25005',
-    "adam_beta1": '"betas": (0.8, ',
-    "adam_beta2": ", 0.998)",
-    "adam_epsilon": '"eps": 1e-07',
-    "weight_decay": "WEIGHT_DECAY = 0.25",
-    "max_grad_norm": "MAX_GRAD_NORM = 1.25",
-    "warmup_steps": "num_warmup_steps=37",
-    "lr_scheduler_type": '        "cosine",\n        optimizer,',
-    "lr_scheduler_kwargs": 'scheduler_specific_kwargs={"num_cycles": 0.75}',
-    "seed": "set_seed(45)",
+    "learning_rate": '"lr": 0.25005', "adam_beta1": '"betas": (0.8, ', "adam_beta2": ", 0.998)",
+    "adam_epsilon": '"eps": 1e-07', "weight_decay": "WEIGHT_DECAY = 0.25", "max_grad_norm": "MAX_GRAD_NORM = 1.25",
+    "warmup_steps": "num_warmup_steps=37", "lr_scheduler_type": '        "cosine",\n        optimizer,',
+    "lr_scheduler_kwargs": 'scheduler_specific_kwargs={"num_cycles": 0.75}', "seed": "set_seed(45)",
     "max_steps": '"--steps", type=int, default=321',
-}
+}  # fmt: skip
 
 
 def other(field):

@@ -46,15 +46,11 @@ pytestmark = [
 ]
 
 MODELS = {
-    "llama": LLAMA,
-    "gpt2": {"model_type": "gpt2", **GPT2},
-    "t5": T5,
-    "bert": BERT,
+    "llama": LLAMA, "gpt2": {"model_type": "gpt2", **GPT2}, "t5": T5, "bert": BERT,
     "xlnet": {"model_type": "xlnet", "vocab_size": 99, "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 32},
-    "vit": TINY["vit"],
-    "wav2vec2": {**WAV2VEC2, "apply_spec_augment": False, "ctc_zero_infinity": True},
+    "vit": TINY["vit"], "wav2vec2": {**WAV2VEC2, "apply_spec_augment": False, "ctc_zero_infinity": True},
     "whisper": WHISPER,
-}
+}  # fmt: skip
 
 STEPS = 3
 OWN = {"learning_rate": 0.02, "weight_decay": 0.1, "lr_scheduler_type": "cosine", "warmup_steps": 1}
@@ -211,26 +207,20 @@ def test_vision_language_models_train_on_texts_with_images(run, tmp_path, target
 
 
 KNOBS = {
-    "bf16": {"precision": "bf16"},
-    "pure-bf16": {"precision": "pure_bf16"},
-    "checkpointing": {"checkpointing": "full"},
-    "every-2nd": {"checkpointing": "every-2nd"},
-    "adafactor": {"optim": "adafactor"},
-    "8-bit": {"optim": "adamw_bnb_8bit"},
-    "compile": {"torch_compile_backend": "inductor"},
+    "bf16": {"precision": "bf16"}, "pure-bf16": {"precision": "pure_bf16"}, "checkpointing": {"checkpointing": "full"},
+    "every-2nd": {"checkpointing": "every-2nd"}, "adafactor": {"optim": "adafactor"},
+    "8-bit": {"optim": "adamw_bnb_8bit"}, "compile": {"torch_compile_backend": "inductor"},
     "activation-budget": {"torch_compile_backend": "inductor", "activation_memory_budget": 0.5},
     "workers": {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 2},
     "by-length": {"train_sampling_strategy": "group_by_length"},
-    "balanced": {"train_sampling_strategy": "batch_rebalance"},
-    "packing": {"packing": True},
+    "balanced": {"train_sampling_strategy": "batch_rebalance"}, "packing": {"packing": True},
     "lora": {"adapter": {"kind": "lora", "rank": 2}},
     "lora-pure-bf16": {"adapter": {"kind": "lora", "rank": 2}, "precision": "pure_bf16"},
     "lora-checkpointed": {"adapter": {"kind": "lora", "rank": 2}, "checkpointing": "full"},
-    "bitfit": {"adapter": {"kind": "bitfit"}},
-    "prefix": {"adapter": {"kind": "prefix"}},
+    "bitfit": {"adapter": {"kind": "bitfit"}}, "prefix": {"adapter": {"kind": "prefix"}},
     "p-tuning": {"adapter": {"kind": "p-tuning"}},
     "qlora": {"adapter": {"kind": "lora", "rank": 2}, "quantization": "nf4"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -387,18 +377,15 @@ def test_two_processes_do_the_step_of_one(answer, run, tmp_path):
 @pytest.mark.parametrize(
     "answer",
     [
-        *(ANSWERS[name] for name in ("plain", "qlora", "run")),
-        {"adapter": {"kind": "bitfit"}},
-        {"adapter": {}, "precision": "pure_bf16"},
-        {"chunked_loss": True},
-        {"adapter": {"kind": "p-tuning"}},
+        *(ANSWERS[name] for name in ("plain", "qlora", "run")), {"adapter": {"kind": "bitfit"}},
+        {"adapter": {}, "precision": "pure_bf16"}, {"chunked_loss": True}, {"adapter": {"kind": "p-tuning"}},
         {"parallelism": {"world_size": 2}, "torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune"},
         {"name": 'weird"name\\', "optim": "adamw_bnb_8bit"},
         {"hardware": CPU, "train_sampling_strategy": "group_by_length", "dataloader_num_workers": 2},
         {"parallelism": {"world_size": 2}, "train_sampling_strategy": "batch_rebalance"},
     ],
     ids=["plain", "qlora", "run", "bitfit", "lora", "chunked loss", "p-tuning", "ddp", "names", "cpu", "balanced"],
-)
+)  # fmt: skip
 def test_scripts_are_python_that_needs_no_autotune(target, answer):
     source = drafted(target, **answer).text
     tree = ast.parse(source)

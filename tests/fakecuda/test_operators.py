@@ -110,13 +110,11 @@ def test_a_mask_that_masks_nothing_is_seen_as_such_where_bytes_were_copied_in_be
 @pytest.mark.parametrize(
     ("dtype", "kernel", "masked"),
     [
-        (torch.bfloat16, SDPBackend.FLASH_ATTENTION, False),
-        (torch.bfloat16, SDPBackend.EFFICIENT_ATTENTION, True),
-        (torch.float32, SDPBackend.EFFICIENT_ATTENTION, False),
-        (torch.float32, SDPBackend.MATH, False),
+        (torch.bfloat16, SDPBackend.FLASH_ATTENTION, False), (torch.bfloat16, SDPBackend.EFFICIENT_ATTENTION, True),
+        (torch.float32, SDPBackend.EFFICIENT_ATTENTION, False), (torch.float32, SDPBackend.MATH, False),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_an_attention_kernel_runs_forward_and_backward_and_leaves_its_gradients_alone(dtype, kernel, masked):
     if dtype is torch.bfloat16 and torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("bf16 attention needs compute capability 8.0")

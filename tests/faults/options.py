@@ -11,10 +11,8 @@ ESTIMATE = {
     "--task": ("chess", ""),
     "--device": ("abacus", "cuda:x", "cuda:-1"),
     "--allow": ("everything", ""),
-    "--model": (
-        "", "no/such/model", "gpt-99", "x" * 400, "https://example.org/model", "a b c", "/dev/null", "gpt2@main",
-        "../gpt2", "llama-3-8", "t5-smal", "a/b/c", "-", "model\nname",
-    ),
+    "--model": ("", "no/such/model", "gpt-99", "x" * 400, "https://example.org/model", "a b c", "/dev/null",
+                "gpt2@main", "../gpt2", "llama-3-8", "t5-smal", "a/b/c", "-", "model\nname"),
 }  # fmt: skip
 
 # Values of `--fix`, with which one configuration is estimated.

@@ -138,11 +138,8 @@ SHARED = {"parallelism": Parallelism(world_size=2)}
 @pytest.mark.parametrize(
     ("best", "processes", "message"),
     [
-        (
-            SHARED,
-            None,
-            r"trains in processes that a launcher starts: OMP_NUM_THREADS=\d+ torchrun .* 2 --no-python auto",
-        ),
+        (SHARED, None,
+         r"trains in processes that a launcher starts: OMP_NUM_THREADS=\d+ torchrun .* 2 --no-python auto"),
         (SHARED, "1", r"is for 2 processes, and this is one of 1 \(WORLD_SIZE\)"),
         ({"packing": True}, "1", "packs samples, which your script puts into batches by itself"),
         ({"quantization": "nf4", "adapter": {"rank": 4}}, "1", "packed base weights"),
@@ -152,7 +149,7 @@ SHARED = {"parallelism": Parallelism(world_size=2)}
         *(({}, n, f"WORLD_SIZE={n}: expected the number of processes") for n in ("x", "", "2.5")),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_what_can_not_be_laid_over_a_script_is_refused(answer, monkeypatch, best, processes, message):
     path = answer(make_config(8, attn_implementation=None, **best))
     if processes is not None:

@@ -259,17 +259,13 @@ DIFFERENCES = {
         ["bf16 False (promised True)", "optim sgd (promised adamw_torch)"],
     ),
     "one that wasn't promised": ({"arguments": {"torch_compile": True}}, ["torch_compile True (promised None)"]),
-    "one of two names": (
-        {"arguments": {"gradient_checkpointing": True, "activation_checkpointing": True}},
-        ["activation_checkpointing True (promised False)"],
-    ),
+    "one of two names": ({"arguments": {"gradient_checkpointing": True, "activation_checkpointing": True}},
+                         ["activation_checkpointing True (promised False)"]),
     "defaults of transformers beside those of FSDP": (
         {"promised": {"fsdp_config": {"version": 2}}, "arguments": {"fsdp_config": {"version": 2, "xla": False}}}, [],
     ),
-    "another of FSDP": (
-        {"promised": {"fsdp_config": {"version": 2}}, "arguments": {"fsdp_config": {"version": 1}}},
-        ["fsdp_config {'version': 1} (promised {'version': 2})"],
-    ),
+    "another of FSDP": ({"promised": {"fsdp_config": {"version": 2}}, "arguments": {"fsdp_config": {"version": 1}}},
+                        ["fsdp_config {'version': 1} (promised {'version': 2})"]),
     "dtype": ({"model": a_model("torch.bfloat16")}, ["weights: bfloat16 (promised float32)"]),
     "kernel": ({"model": a_model(kernel="eager")}, ["attention: eager (promised sdpa)"]),
     "an adapter": ({"model": a_model(peft_config={})}, ["adapter: True (promised False)"]),

@@ -117,21 +117,17 @@ def test_a_directory_without_a_search_or_a_readable_answer_is_refused(run, tmp_p
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({}, ""),
-        ({"effort": "quick", "allow": "method"}, " --allow method --effort quick"),
-        ({"memory_bytes": 8 << 30}, " --memory 8GiB"),
-        ({"memory_bytes": 12 << 20}, " --memory 12MiB"),
+        ({}, ""), ({"effort": "quick", "allow": "method"}, " --allow method --effort quick"),
+        ({"memory_bytes": 8 << 30}, " --memory 8GiB"), ({"memory_bytes": 12 << 20}, " --memory 12MiB"),
         ({"memory_bytes": (1 << 30) + 1}, " --memory 1073741825"),
         ({"max_time_s": 90.0, "seed": 7}, " --max-time 90 --seed 7"),
-        ({"data": "my texts.jsonl"}, " --data 'my texts.jsonl'"),
-        ({"record": False}, " --no-record"),
-        ({"devices": 2}, " --devices 2"),
-        ({"devices": [1, "all"]}, " --devices 1,all"),
+        ({"data": "my texts.jsonl"}, " --data 'my texts.jsonl'"), ({"record": False}, " --no-record"),
+        ({"devices": 2}, " --devices 2"), ({"devices": [1, "all"]}, " --devices 1,all"),
         ({"fix": "bf16=true,micro_batch=8", "only": "optim"}, " --fix precision=bf16,micro-batch=8 --only optim"),
         ({"train_tokens": 3e8}, " --train-tokens 300000000"),
         ({"global_batch": "any", "trust_remote_code": True}, " --global-batch any --trust-remote-code"),
     ],
-)
+)  # fmt: skip
 def test_the_command_says_what_differs_from_the_defaults(fields, words):
     assert command(SearchOptions(model="gpt2", **fields)) == f"autotune find --model gpt2{words}"
 

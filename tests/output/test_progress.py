@@ -157,14 +157,11 @@ def test_verbose_tells_what_is_expected_of_a_trial_and_where_its_seconds_went():
 @pytest.mark.parametrize(
     ("file", "environment", "expected"),
     [
-        (Terminal(), {}, True),
-        (Terminal(), {"NO_COLOR": "1"}, True),
-        (Terminal(), {"TERM": "dumb"}, False),
-        (io.StringIO(), {}, False),
-        (io.StringIO(), {"FORCE_COLOR": "1"}, False),
+        (Terminal(), {}, True), (Terminal(), {"NO_COLOR": "1"}, True), (Terminal(), {"TERM": "dumb"}, False),
+        (io.StringIO(), {}, False), (io.StringIO(), {"FORCE_COLOR": "1"}, False),
     ],
     ids=["terminal", "no colours", "dumb", "file", "colours in a file"],
-)
+)  # fmt: skip
 def test_the_display_is_for_terminals_that_can_do_it(file, environment, expected):
     assert can_be_live(Console(file=file, _environ={"TERM": "xterm-256color", **environment})) is expected
 

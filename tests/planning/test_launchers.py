@@ -77,10 +77,7 @@ def test_a_launcher_tells_how_many_processes_train(words, line, processes, here)
     [
         ("torchrun --nproc_per_node 2", "torchrun: the following arguments are required: training_script"),
         ("torchrun --nproc_per_node two train.py", "torchrun: .*'two'"),
-        (
-            "torchrun --nnodes 2 --nproc_per_node 2 train.py",
-            "nnodes 2: autotune starts the processes itself",
-        ),
+        ("torchrun --nnodes 2 --nproc_per_node 2 train.py", "nnodes 2: autotune starts the processes itself"),
         ("torchrun --nnodes 1:4 train.py", "torchrun: nnodes 1:4"),
         ("accelerate launch --num_machines 2 --num_processes 4 train.py", "accelerate: num_machines 2"),
         ("accelerate launch --cpu --mixed_precision fp8 train.py", "mixed_precision fp8: .*your TrainingArg"),
@@ -88,7 +85,7 @@ def test_a_launcher_tells_how_many_processes_train(words, line, processes, here)
         ("accelerate launch --config_file missing.yaml train.py", "missing.yaml` does not exist"),
         ("torchrun --nproc_per_node 2 train.py", "--devices: your launcher starts 2 processes; leave one of them out"),
     ],
-)
+)  # fmt: skip
 def test_a_launcher_that_does_more_than_start_processes_here_is_refused(words, message, here):
     with pytest.raises(InputError, match=message):
         UserTrainer(SearchOptions(model="", devices=4), script=words.split())
@@ -107,13 +104,9 @@ fsdp_config:
 """
 ZERO = "distributed_type: DEEPSPEED\nmixed_precision: fp16\nnum_processes: 4\ndeepspeed_config:\n  "
 OF_FSDP = {
-    "version": 2,
-    "reshard_after_forward": False,
-    "cpu_offload": "false",
-    "activation_checkpointing": "false",
-    "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-    "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer", "Mlp"],
-}
+    "version": 2, "reshard_after_forward": False, "cpu_offload": "false", "activation_checkpointing": "false",
+    "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer", "Mlp"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -121,18 +114,13 @@ OF_FSDP = {
     [
         (FSDP, {"bf16": True, "fsdp": True, "fsdp_config": OF_FSDP}),
         (ZERO + "deepspeed_config_file: zero.json", {"fp16": True, "deepspeed": "zero.json"}),
-        (
-            ZERO + "zero_stage: 3\n  offload_optimizer_device: cpu",
-            {
-                "fp16": True,
-                "deepspeed": {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}},
-            },
-        ),
+        (ZERO + "zero_stage: 3\n  offload_optimizer_device: cpu",
+         {"fp16": True, "deepspeed": {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}}),
         (ZERO + "zero3_init_flag: false", {"fp16": True, "deepspeed": {"zero_optimization": {"stage": 2}}}),
         ("distributed_type: MULTI_GPU\nmixed_precision: 'no'\nnum_processes: 4", {}),
     ],
     ids=["FSDP", "DeepSpeed's file", "DeepSpeed", "ZeRO-2", "DDP"],
-)
+)  # fmt: skip
 def test_settings_of_accelerate_stand_for_arguments_of_the_trainer(settings, arguments, here):
     settings += "\ncompute_environment: LOCAL_MACHINE\nmachine_rank: 0\nnum_machines: 1\n"
     (here / "a.yaml").write_text(settings)

@@ -108,13 +108,10 @@ def test_what_can_not_be_read_is_said_with_the_option(given, said):
     ("field", "values"),
     [
         *((name, (0, -1)) for name in ("seq_len", "target_len", "memory_bytes", "max_trials", "train_tokens")),
-        ("global_batch", (0, "many")),
-        ("train_steps", (0, 10**400)),
-        ("max_time_s", (0.0, float("inf"), float("nan"))),
-        ("allow", ("everything",)),
-        ("effort", ("enormous",)),
+        ("global_batch", (0, "many")), ("train_steps", (0, 10**400)), ("max_time_s", (0.0, float("inf"), float("nan"))),
+        ("allow", ("everything",)), ("effort", ("enormous",)),
     ],
-)
+)  # fmt: skip
 def test_options_out_of_range_are_refused_when_made(field, values):
     for value in values:
         with pytest.raises(ValidationError, match=field):

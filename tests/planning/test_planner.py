@@ -101,14 +101,11 @@ def test_the_least_memory_of_the_baseline_is_said_and_held_against_the_budget(ar
 @pytest.mark.parametrize(
     ("options", "steps", "insisted"),
     [
-        ({}, 20, False),
-        ({"effort": Effort.QUICK}, 0, False),
-        ({"effort": Effort.THOROUGH}, 20, False),
-        ({"effort": Effort.QUICK, "check_loss": 30}, 30, True),
-        ({"check_loss": 0}, 0, False),
+        ({}, 20, False), ({"effort": Effort.QUICK}, 0, False), ({"effort": Effort.THOROUGH}, 20, False),
+        ({"effort": Effort.QUICK, "check_loss": 30}, 30, True), ({"check_loss": 0}, 0, False),
         ({"global_batch": "any"}, 0, False),
     ],
-)
+)  # fmt: skip
 def test_what_a_winner_has_to_pass_is_planned(options, steps, insisted):
     plan = planned(**options)
     assert (plan.soak, plan.loss_steps, plan.loss_insisted) == (True, steps, insisted)

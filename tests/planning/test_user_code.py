@@ -70,15 +70,10 @@ def plan_of_script(fix=(), facts=None, **fields):
     """Return the plan for a script in whose process these fields were found."""
     options = SearchOptions(model="", device="cpu", fix=fix)
     defaults = {
-        "spec": make_spec(source="own"),
-        "task": Task.CAUSAL_LM,
-        "sequence_length": 48,
-        "arguments": OWN_ARGUMENTS,
-        "fixed": {"learning_rate": 0.1},
-        "held": {"optim": "it hands over an optimizer", "adapter": "it has one"},
-        "weights": "float32",
-        **dict.fromkeys(("reorders", "pads", "normalizes"), True),
-    }
+        "spec": make_spec(source="own"), "task": Task.CAUSAL_LM, "sequence_length": 48, "arguments": OWN_ARGUMENTS,
+        "fixed": {"learning_rate": 0.1}, "held": {"optim": "it hands over an optimizer", "adapter": "it has one"},
+        "weights": "float32", **dict.fromkeys(("reorders", "pads", "normalizes"), True),
+    }  # fmt: skip
     lengths = LengthProfile(samples=96, mean=20.0, minimum=4, median=20, p95=44, maximum=48)
     description = Description(facts=facts or make_facts(), lengths=lengths, own=OwnFound(**{**defaults, **fields}))
     start = dataclasses.replace(begun(options), hardware=make_hardware())

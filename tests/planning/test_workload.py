@@ -36,14 +36,11 @@ OF_SOUND = {"task": Task.SPEECH_CTC, "sequence_length": 64, "tokens_per_sample":
         ({"model": "wav2vec2-base"}, OF_SOUND, "samples of 64 frames of sound (--seq-len)"),
         ({"model": "whisper-tiny"}, {"sequence_length": 1500, "target_length": 128}, "samples of 1500 frames of sound"),
         ({"model": "whisper-tiny", "target_len": 60}, {"target_length": 60}, ""),
-        (
-            {"model": "llava-1.5-7b", "images": 2},
-            {"sequence_length": 2 * 577 + 1 + 64, "image_size": 336},
-            "2 images of 336 pixels as 576 tokens in each sample",
-        ),
+        ({"model": "llava-1.5-7b", "images": 2}, {"sequence_length": 2 * 577 + 1 + 64, "image_size": 336},
+         "2 images of 336 pixels as 576 tokens in each sample"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_lengths_task_and_batch_follow_from_model_and_options_and_defaults_are_said(options, expected, said):
     plan = planned(facts=make_facts(max_sequence_length=None), **options)
     assert {name: getattr(plan.workload, name) for name in expected} == expected

@@ -300,11 +300,9 @@ def test_offload_is_refused_where_the_host_has_not_the_memory():
 
 
 PARAMETERS = {
-    "precision": ["bf16", "fp32"],
-    "per_device_train_batch_size": {"choices": "lattice"},
-    "optim": ["adamw_torch_fused", "adafactor"],
-    "checkpointing": ["none", "full"],
-}
+    "precision": ["bf16", "fp32"], "per_device_train_batch_size": {"choices": "lattice"},
+    "optim": ["adamw_torch_fused", "adafactor"], "checkpointing": ["none", "full"],
+}  # fmt: skip
 ADAPTERS = {
     "adapter": [None, "lora"],
     "adapter.rank": {"choices": [8, 64], "when": {"adapter": ["lora"]}},

@@ -186,15 +186,12 @@ def test_a_child_that_dies_leaves_the_search_without_a_model(predict, notes, ans
 @pytest.mark.parametrize(
     ("left", "traced", "said"),
     [
-        (
-            lambda folder: write_value(make_profile(FP32), folder / "profile-000.json"),
-            True,
-            " for some configurations: tracing the",
-        ),
+        (lambda folder: write_value(make_profile(FP32), folder / "profile-000.json"), True,
+         " for some configurations: tracing the"),
         (lambda folder: (folder / "log.txt").write_text("MemoryError"), False, ": tracing failed: see trace/log.txt"),
     ],
     ids=["a trace", "its log"],
-)
+)  # fmt: skip
 def test_what_a_child_had_traced_when_it_died_is_used_and_its_log_is_named(notes, tmp_path, left, traced, said):
     class Dies(Asker):
         def ask(self, *args, **kwargs) -> Path:

@@ -179,12 +179,10 @@ def objective_of(sampler: CostModelSampler, *, pruned: TrainConfig | None = None
 @pytest.mark.parametrize(
     ("pruner", "guided"),
     [
-        (NopPruner(), True),
-        (MedianPruner(n_startup_trials=1), True),
-        (HyperbandPruner(max_resource=3), True),
+        (NopPruner(), True), (MedianPruner(n_startup_trials=1), True), (HyperbandPruner(max_resource=3), True),
         (MedianPruner(n_startup_trials=1), False),
     ],
-)
+)  # fmt: skip
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_optimize_finds_the_best_whatever_the_pruner(pruner, guided):
     sampler = make_sampler(guided=guided)

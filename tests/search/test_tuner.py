@@ -64,18 +64,12 @@ NUMBERS = {"parallelism.world_size": [1, 2, 4], "per_device_train_batch_size": [
 @pytest.mark.parametrize(
     ("scales", "said", "most"),
     [
-        (
-            {1: 1.0, 2: 1.8, 4: 3.1},
-            "devices 4",
-            "devices: 1: 40 samples/s, 40 each; 2: 72 samples/s, 36 each; 4: 124 samples/s, 31 each",
-        ),
-        (
-            {1: 1.0, 2: 0.7, 4: 0.5},
-            "; 2 devices are slower than 1; 4 devices are slower than 1",
-            "1 of them has the most",
-        ),
+        ({1: 1.0, 2: 1.8, 4: 3.1}, "devices 4",
+         "devices: 1: 40 samples/s, 40 each; 2: 72 samples/s, 36 each; 4: 124 samples/s, 31 each"),
+        ({1: 1.0, 2: 0.7, 4: 0.5}, "; 2 devices are slower than 1; 4 devices are slower than 1",
+         "1 of them has the most"),
     ],
-)
+)  # fmt: skip
 def test_each_number_of_devices_is_tried_and_measured_again_and_the_answer_compares_them(search, scales, said, most):
     def measured(request):
         config = request.config  # a scripted step has 16 samples, half of this workload's

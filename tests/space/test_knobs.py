@@ -149,11 +149,9 @@ def test_changes_are_told_in_the_order_of_the_fields_and_the_deepest_decides():
     assert (changes(BASE, compared()), allowance_of(BASE, compared())) == ((), Allowance.EXACT)
     config = make_config(16, optim="adafactor", torch_compile_backend="inductor", adapter={"rank": 4})
     assert [(c.knob, c.before, c.after) for c in changes(config, compared())] == [
-        ("per_device_train_batch_size", "8", "16"),
-        ("optim", "adamw_torch_fused", "adafactor"),
-        ("torch_compile_backend", "none", "inductor"),
-        ("adapter", "none", "lora rank 4 on all-linear"),
-    ]
+        ("per_device_train_batch_size", "8", "16"), ("optim", "adamw_torch_fused", "adafactor"),
+        ("torch_compile_backend", "none", "inductor"), ("adapter", "none", "lora rank 4 on all-linear"),
+    ]  # fmt: skip
     assert allowance_of(make_config(16, precision="bf16", optim="adafactor"), compared()) is Allowance.OPTIMIZER
 
 

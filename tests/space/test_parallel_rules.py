@@ -101,20 +101,16 @@ REFUSED = [
     ({"sharding": "zero_2", "offload": "optimizer", "knobs": {"optim": "sgd"}}, "stands in for torch's AdamW, not"),
     ({"sequence_parallel": 2}, "goes with FSDP (--fix sharding=fsdp_full) or DeepSpeed's ZeRO (--fix sharding=zero_3)"),
     ({**RING, "hardware": CPU}, "around its attention for CUDA alone"),
-    (
-        {**RING, "knobs": {"precision": "bf16", "attn_implementation": "eager"}},
-        "the Trainer takes sdpa alone, not eager",
-    ),
+    ({**RING, "knobs": {"precision": "bf16", "attn_implementation": "eager"}},
+     "the Trainer takes sdpa alone, not eager"),
     ({**RING, "knobs": {"precision": "fp32"}}, "goes around flash attention: 16 bits"),
     ({**RING, "hardware": TURING, "knobs": {"precision": "fp16"}}, "compute capability 8.0 or higher"),
     ({**RING, "facts": make_facts(tensor_parallel_heads=8)}, "by the name self_attn"),
     ({**RING, "model_config": {"sliding_window": 64}}, "accelerate refuses layers that attend to a window"),
     ({**RING, "dataset": "texts.jsonl"}, "samples must have one length"),
     ({**RING, "length": 34}, "does not divide the 34 tokens of a sample into 4 parts"),
-    (
-        {**RING, "knobs": {"precision": "bf16", "torch_compile_backend": "inductor"}},
-        "torch.compile has not been run so",
-    ),
+    ({**RING, "knobs": {"precision": "bf16", "torch_compile_backend": "inductor"}},
+     "torch.compile has not been run so"),
     ({**RING, "world_size": 8, "replicas": 2}, "replicas has not been run so"),
     (SEQUENCE_AND_TENSOR, "tensor parallel by transformers' plan goes with FSDP"),
     ({**SEQUENCE, "knobs": {"attn_implementation": "eager"}}, "has been run around sdpa, not around eager"),
@@ -135,7 +131,7 @@ REFUSED = [
     ({"tensor_parallel": 2, "knobs": {"adapter": {}}}, "with an adapter"),
     ({"world_size": 1, "model_parallel": 2}, "model parallel is for a loop of your own"),
     ({"world_size": 2, "hardware": make_gpu(count=1)}, "2 devices are more than the 1 that a trial may use"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("spread", "said"), REFUSED)

@@ -79,14 +79,10 @@ def test_a_reason_against_the_baseline_counts_against_no_other_value():
     ("fields", "own", "values"),
     [
         ({"parallelism": {"world_size": 2, "ddp_find_unused_parameters": False}}, "parallelism.world_size", (2, 1)),
-        (
-            {"parallelism": {"world_size": 2, "sharding": "fsdp_full", "wrapping": "size", "offload": "parameters"}},
-            "parallelism.sharding", ("fsdp_full", "none"),
-        ),
-        (
-            {"torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune-no-cudagraphs"},
-            "torch_compile_backend", ("inductor", None),
-        ),
+        ({"parallelism": {"world_size": 2, "sharding": "fsdp_full", "wrapping": "size", "offload": "parameters"}},
+         "parallelism.sharding", ("fsdp_full", "none")),
+        ({"torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune-no-cudagraphs"},
+         "torch_compile_backend", ("inductor", None)),
     ],
 )  # fmt: skip
 def test_knobs_of_the_baseline_that_mean_nothing_at_a_value_do_not_bar_it(fields, own, values):
@@ -192,13 +188,10 @@ def test_every_legal_point_of_a_built_in_space_is_one_configuration_and_back(nam
 
 SIZES = {  # effort and allowance of the smallest and the largest legal space; others: the first
     "default moe vision speech parallel": ("quick exact", "standard optimizer"),
-    "cpu": ("quick exact", "thorough optimizer"),
-    "exact": ("quick exact", "thorough exact"),
-    "full": ("quick optimizer", "thorough method"),
-    "adapters lora qlora": ("quick method", "standard method"),
-    "fsdp": ("quick exact", "standard numerics"),
-    "deepspeed": ("quick exact", "quick optimizer"),
-}
+    "cpu": ("quick exact", "thorough optimizer"), "exact": ("quick exact", "thorough exact"),
+    "full": ("quick optimizer", "thorough method"), "adapters lora qlora": ("quick method", "standard method"),
+    "fsdp": ("quick exact", "standard numerics"), "deepspeed": ("quick exact", "quick optimizer"),
+}  # fmt: skip
 LARGE = ("full", "speech", "qlora", "parallel")
 
 

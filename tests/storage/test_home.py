@@ -25,14 +25,11 @@ from autotune.storage.home import (
 @pytest.mark.parametrize(
     ("variable", "data_home", "expected"),
     [
-        ("/mine", "/data", "/mine"),
-        ("~/mine", None, "{home}/mine"),
-        (None, None, "{home}/.local/share/autotune"),
-        (None, "", "{home}/.local/share/autotune"),
-        (None, "relative", "{home}/.local/share/autotune"),
+        ("/mine", "/data", "/mine"), ("~/mine", None, "{home}/mine"), (None, None, "{home}/.local/share/autotune"),
+        (None, "", "{home}/.local/share/autotune"), (None, "relative", "{home}/.local/share/autotune"),
         (None, "/data", "/data/autotune"),
     ],
-)
+)  # fmt: skip
 def test_the_home_is_where_the_variable_says_and_otherwise_the_xdg_specification(
     monkeypatch, tmp_path, variable, data_home, expected
 ):

@@ -32,16 +32,11 @@ def key(**fields) -> str:
 
 
 WORKLOADS = {
-    "model type": {"model": make_spec(model_type="gpt2")},
-    "code": {"model": make_spec(trust_remote_code=True)},
-    "task": {"task": Task.SEQUENCE_CLASSIFICATION},
-    "sequence": {"sequence_length": 64},
-    "target": {"target_length": 8},
-    "batch": {"global_batch_size": 32},
-    "free batch": {"global_batch_size": None},
-    "data": {"dataset": "texts.jsonl", "lengths": LENGTHS},
-    "arguments": {"fixed_arguments": {"max_grad_norm": 0.0}},
-}
+    "model type": {"model": make_spec(model_type="gpt2")}, "code": {"model": make_spec(trust_remote_code=True)},
+    "task": {"task": Task.SEQUENCE_CLASSIFICATION}, "sequence": {"sequence_length": 64}, "target": {"target_length": 8},
+    "batch": {"global_batch_size": 32}, "free batch": {"global_batch_size": None},
+    "data": {"dataset": "texts.jsonl", "lengths": LENGTHS}, "arguments": {"fixed_arguments": {"max_grad_norm": 0.0}},
+}  # fmt: skip
 CHANGES = {
     **{name: ({"workload": make_workload(**fields)}, False) for name, fields in WORKLOADS.items()},
     "architecture": ({"facts": make_facts(architecture="abd")}, False),

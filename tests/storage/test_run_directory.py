@@ -209,20 +209,16 @@ def test_a_disk_that_is_full_before_the_first_trial_leaves_no_directory(tmp_path
 
 FAULTS = {
     "full": (lambda run: fails(FULL), "finished trials are kept: `autotune resume"),
-    "moved": (
-        lambda run: run.rename(run.with_name("else where")),
-        "run: was moved while the search ran; `autotune resume '{}/else where'` goes on",
-    ),
+    "moved": (lambda run: run.rename(run.with_name("else where")),
+              "run: was moved while the search ran; `autotune resume '{}/else where'` goes on"),
     "moved, and an error": (
         lambda run: run.rename(run.with_name("else where")) and fails(InfrastructureError("the place is gone")),
         "run: was moved while the search ran; `autotune resume '{}/else where'` goes on",
     ),
     "removed": (shutil.rmtree, "run: was removed while the search ran"),
-    "denied": (
-        lambda run: fails(PermissionError(errno.EACCES, "Permission denied", str(run / "search.json"))),
-        "search.json: can't be written: Permission denied",
-    ),
-}
+    "denied": (lambda run: fails(PermissionError(errno.EACCES, "Permission denied", str(run / "search.json"))),
+               "search.json: can't be written: Permission denied"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("fault", "said"), FAULTS.values(), ids=FAULTS)

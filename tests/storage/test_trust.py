@@ -51,14 +51,12 @@ PLANS = {
     "pickled code": (plan_of(own_code=code(kind="pickle", command=(), sha256="a" * 64)), "unpickles data/own-code.pkl"),
     "a loop": (plan_of(own_step=step()), "unpickles data/own-step.pkl"),
     "a model's code": (plan_of(model=REMOTE), f"runs code of the model {REMOTE.name}"),
-    "kernels": (
-        plan_of(model=make_spec(config={"text_config": {"_attn_implementation": "evil/kernel"}})),
-        "runs kernels of evil/kernel",
-    ),
+    "kernels": (plan_of(model=make_spec(config={"text_config": {"_attn_implementation": "evil/kernel"}})),
+                "runs kernels of evil/kernel"),
     "a cluster": (make_plan(fleet=Fleet(engine="ray", address="ray://evil:1")), "joins the cluster at ray://evil:1"),
     "a tracker": (make_plan(report_to=("wandb",)), "tells wandb of its trials"),
     "an output": (make_plan(output="/ann/.bashrc"), "writes its answer to /ann/.bashrc"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("plan", "said"), PLANS.values(), ids=PLANS)

@@ -103,21 +103,16 @@ COMPILED = {"torch_compile_backend": "inductor"}
 @pytest.mark.parametrize(
     ("hardware", "knobs", "is_on"),
     [
-        (NEW_GPU, {}, False),
-        (NEW_GPU, {"tf32": True}, True),
-        (NEW_GPU, COMPILED, True),
-        (NEW_GPU, {**COMPILED, "precision": "bf16"}, True),
-        (NEW_GPU, {**COMPILED, "precision": "pure_bf16"}, True),
+        (NEW_GPU, {}, False), (NEW_GPU, {"tf32": True}, True), (NEW_GPU, COMPILED, True),
+        (NEW_GPU, {**COMPILED, "precision": "bf16"}, True), (NEW_GPU, {**COMPILED, "precision": "pure_bf16"}, True),
         (NEW_GPU, {**COMPILED, "precision": "fp16"}, False),
         (NEW_GPU, {**COMPILED, "precision": "fp16", "tf32": True}, True),
-        (NEW_GPU, {**AUTOTUNED, "precision": "fp32"}, True),
-        (NEW_GPU, {**AUTOTUNED, "precision": "bf16"}, False),
-        (make_gpu(capability=(7, 5)), COMPILED, False),
-        (make_gpu(starts_with_tf32=True), {}, True),
+        (NEW_GPU, {**AUTOTUNED, "precision": "fp32"}, True), (NEW_GPU, {**AUTOTUNED, "precision": "bf16"}, False),
+        (make_gpu(capability=(7, 5)), COMPILED, False), (make_gpu(starts_with_tf32=True), {}, True),
         (make_gpu(starts_with_tf32=True, capability=(7, 5)), {}, False),
         (make_hardware(starts_with_tf32=True), COMPILED, False),
     ],
-)
+)  # fmt: skip
 def test_tf32_is_on_as_asked_for_from_the_start_or_beside_a_compiler(hardware, knobs, is_on):
     assert effective_tf32(make_config(**knobs), hardware) is is_on
 
@@ -211,16 +206,12 @@ BY_SIZE = {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": UNIT_PARAMET
         ({"world_size": 4, "tensor_parallel": 4}, {"save_only_model": True}),
         (DDP, {**DDP, "gradient_accumulation_steps": 4}),
         ({"sharding": "fsdp_full"}, {"fsdp": True, "fsdp_config": FSDP, "gradient_accumulation_steps": 4}),
-        (
-            {"sharding": "fsdp_grad_op", "wrapping": "size"},
-            {"fsdp": True, "fsdp_config": {**FSDP, **BY_SIZE}, "gradient_accumulation_steps": 4},
-        ),
-        (
-            {"world_size": 1, "sharding": "fsdp_full", "offload": "parameters"},
-            {"fsdp": True, "fsdp_config": {**FSDP, "cpu_offload": True}, "ddp_backend": "cuda:nccl,cpu:gloo"},
-        ),
+        ({"sharding": "fsdp_grad_op", "wrapping": "size"},
+         {"fsdp": True, "fsdp_config": {**FSDP, **BY_SIZE}, "gradient_accumulation_steps": 4}),
+        ({"world_size": 1, "sharding": "fsdp_full", "offload": "parameters"},
+         {"fsdp": True, "fsdp_config": {**FSDP, "cpu_offload": True}, "ddp_backend": "cuda:nccl,cpu:gloo"}),
     ],
-)
+)  # fmt: skip
 def test_several_devices_are_told_what_one_is_and_how_they_share_it(parallelism, told):
     assert spread(**parallelism).tuned == {**spread(1).tuned, **told}
 

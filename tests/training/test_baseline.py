@@ -185,18 +185,14 @@ def test_arguments_of_fsdp_that_a_search_writes_are_read_as_what_they_mean(
     ("given", "said"),
     [
         ({"fsdp": "hybrid_shard"}, "fsdp: hybrid_shard: is not among the settings that are searched; remove it"),
-        (
-            {"fsdp": True, "fsdp_config": {"version": 1, "limit_all_gathers": True}},
-            "limit_all_gathers, version: is not",
-        ),
+        ({"fsdp": True, "fsdp_config": {"version": 1, "limit_all_gathers": True}},
+         "limit_all_gathers, version: is not"),
         ({"fsdp": True, "fsdp_config": {"min_num_params": 2000}}, "min_num_params: is not among the settings"),
         ({"fsdp": True, "fsdp_config": {"reshard_after_forward": 8}}, "reshard_after_forward: is not"),
-        (
-            {"fsdp": True, "fsdp_config": "fsdp.json"},
-            'fsdp_config: expected an object of FSDP\'s settings, not "fsdp.json"',
-        ),
+        ({"fsdp": True, "fsdp_config": "fsdp.json"},
+         'fsdp_config: expected an object of FSDP\'s settings, not "fsdp.json"'),
     ],
-)
+)  # fmt: skip
 def test_a_setting_of_fsdp_that_no_configuration_has_is_named(read, given, said):
     with pytest.raises(InputError) as error:
         baseline_config(read(given), 16, make_facts(), make_gpu(count=2))

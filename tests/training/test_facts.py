@@ -29,30 +29,20 @@ LLAMA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
     [
         (
             "llama-2-7b",
-            {
-                "supports_checkpointing": True, "batch_coupled": None, "has_dropout": False,
-                "max_sequence_length": 4096, "linear_modules": LLAMA_MODULES,
-            },
+            {"supports_checkpointing": True, "batch_coupled": None, "has_dropout": False, "max_sequence_length": 4096,
+             "linear_modules": LLAMA_MODULES},
         ),
         ("gpt2", {"linear_modules": ("c_attn", "c_proj", "c_fc"), "has_dropout": True, "max_sequence_length": 1024}),
-        (
-            "bert-base-uncased",
-            {"task": Task.SEQUENCE_CLASSIFICATION, "has_dropout": True, "max_sequence_length": 512},
-        ),
+        ("bert-base-uncased", {"task": Task.SEQUENCE_CLASSIFICATION, "has_dropout": True, "max_sequence_length": 512}),
         ("t5-small", {"max_sequence_length": None, "linear_modules": ("q", "k", "v", "o", "wi", "wo")}),
         ("mixtral-8x7b", {"batch_coupled": None, "linear_modules": LLAMA_MODULES[:4]}),
         (
             "resnet-50",
-            {
-                "batch_coupled": "batch norm: its statistics are those of one micro-batch", "attn_implementations": (),
-                "supports_checkpointing": False, "max_sequence_length": None, "linear_modules": (),
-            },
+            {"batch_coupled": "batch norm: its statistics are those of one micro-batch", "attn_implementations": (),
+             "supports_checkpointing": False, "max_sequence_length": None, "linear_modules": ()},
         ),
         ("vit-base", {"has_dropout": False, "max_sequence_length": None}),
-        (
-            "whisper-tiny",
-            {"max_sequence_length": None, "max_target_length": 448, "has_dropout": False},
-        ),
+        ("whisper-tiny", {"max_sequence_length": None, "max_target_length": 448, "has_dropout": False}),
         ("wav2vec2-base", {"has_dropout": True}),
         ("mamba-130m", {"attn_implementations": ()}),
         ("convnext-tiny", {"attn_implementations": ()}),

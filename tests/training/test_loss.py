@@ -134,11 +134,9 @@ STEPS = 4
 
 # Each changes one knob that is exact; where not said, the whole batch at once, sdpa and the fused AdamW.
 EXACT_KNOBS = {
-    "split": {"micro_batch": 2},
-    "checkpointing": installed_arguments("full"),
-    "attention": {"attention": "eager"},
+    "split": {"micro_batch": 2}, "checkpointing": installed_arguments("full"), "attention": {"attention": "eager"},
     "optimizer": {"optim": "adamw_torch"},
-}
+}  # fmt: skip
 EXACT_KNOBS["all at once"] = {name: value for knob in EXACT_KNOBS.values() for name, value in knob.items()}
 
 # Adam divides a gradient by its size: where it is all but zero, rounding decides the direction of the step.

@@ -253,17 +253,13 @@ def test_an_architecture_is_known_by_its_figures_whatever_it_is_called(tmp_path)
 @pytest.mark.parametrize(
     ("name", "kind", "task"),
     [
-        ("llama", "decoder", Task.CAUSAL_LM),
-        ("mixtral", "decoder", Task.CAUSAL_LM),
-        ("mamba", "decoder", Task.CAUSAL_LM),
-        ("bert", "encoder", Task.SEQUENCE_CLASSIFICATION),
-        ("roberta", "encoder", Task.SEQUENCE_CLASSIFICATION),
-        ("t5", "encoder-decoder", Task.SEQ2SEQ_LM),
-        ("vit", "vision", Task.IMAGE_CLASSIFICATION),
-        ("wav2vec2", "speech", Task.SPEECH_CTC),
+        ("llama", "decoder", Task.CAUSAL_LM), ("mixtral", "decoder", Task.CAUSAL_LM),
+        ("mamba", "decoder", Task.CAUSAL_LM), ("bert", "encoder", Task.SEQUENCE_CLASSIFICATION),
+        ("roberta", "encoder", Task.SEQUENCE_CLASSIFICATION), ("t5", "encoder-decoder", Task.SEQ2SEQ_LM),
+        ("vit", "vision", Task.IMAGE_CLASSIFICATION), ("wav2vec2", "speech", Task.SPEECH_CTC),
         ("whisper", "speech-to-text", Task.SPEECH_SEQ2SEQ),
     ],
-)
+)  # fmt: skip
 def test_kind_and_usual_task_follow_from_the_config(tmp_path, name, kind, task):
     spec = tiny(tmp_path, name)
     assert (spec.kind, default_task(spec)) == (kind, task)
@@ -278,20 +274,15 @@ def test_mistral_with_layers_of_several_types_is_ministral(tmp_path):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ("", "not valid JSON"),
-        (b"\xff\xfe\x00", "not valid JSON"),
-        ("{", "not valid JSON"),
-        ("[" * 100_000, "not valid JSON"),
-        ("[]", "must hold a JSON object, not a list"),
-        ("{}", "lacks model_type"),
-        ({"model_type": None}, "lacks model_type"),
-        ({"model_type": 3}, "lacks model_type"),
+        ("", "not valid JSON"), (b"\xff\xfe\x00", "not valid JSON"), ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"), ("[]", "must hold a JSON object, not a list"), ("{}", "lacks model_type"),
+        ({"model_type": None}, "lacks model_type"), ({"model_type": 3}, "lacks model_type"),
         ({"model_type": "lama"}, "model type 'lama' is unknown to transformers .* \\(did you mean 'llama'"),
         ({"model_type": "llama", "hidden_size": "wide"}, "transformers refuses its config: .*hidden_size"),
         ({"model_type": "pop2piano", "is_encoder_decoder": True}, "no head that can be trained here"),
         ({**TINY["llama"], "quantization_config": {"quant_method": "gptq"}}, "quantized already \\(gptq\\)"),
     ],
-)
+)  # fmt: skip
 def test_a_malformed_config_is_refused_on_one_line(tmp_path, config, words):
     folder = write_model(tmp_path / "mine", config)
     with pytest.raises(InputError, match=words) as refusal:

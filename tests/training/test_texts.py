@@ -47,16 +47,12 @@ def refusal(dataset, task=Task.CAUSAL_LM, **fields):
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("a.jsonl", '{"text": "one"}\n\n{"text": "three"}\n'),
-        ("a.JSONL", '{"text": "one"}\r\n{"text": "three"}'),
-        ("a.json", '[{"text": "one"}, {"text": "three"}]'),
-        ("a.json", '{"text": "one"}\n{"text": "three"}\n'),
-        ("a.csv", 'text,n\none,1\n"three",2\n'),
-        ("a.tsv", "text\tn\none\t1\nthree\t2\n"),
-        ("a.txt", "one\n\nthree\n"),
+        ("a.jsonl", '{"text": "one"}\n\n{"text": "three"}\n'), ("a.JSONL", '{"text": "one"}\r\n{"text": "three"}'),
+        ("a.json", '[{"text": "one"}, {"text": "three"}]'), ("a.json", '{"text": "one"}\n{"text": "three"}\n'),
+        ("a.csv", 'text,n\none,1\n"three",2\n'), ("a.tsv", "text\tn\none\t1\nthree\t2\n"), ("a.txt", "one\n\nthree\n"),
         ("a.text", "one\nthree"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "BOM"])
 def test_kinds_of_files(name, content, mark):
     Path(name).write_text(mark + content, encoding="utf-8")

@@ -11,13 +11,11 @@ from autotune.values.conditions import Conditions, throttle_reasons, worst_of
         ({"others_share": 0.01, "stolen_share": 0.0, "temperature_c": 60}, ()),
         ({"others_share": 0.31}, ("other processes took 31% of the cores' time while it was measured",)),
         ({"stolen_share": 0.07}, ("the hypervisor took 7% of the cores' time while it was measured",)),
-        (
-            {"throttled": {"heat": 0.5, "power cap": 1.0, "power brake": 0.1}, "temperature_c": 91},
-            ("the GPU was slowed down by heat (50% of the time), power brake (10% of the time), at 91 °C",),
-        ),
+        ({"throttled": {"heat": 0.5, "power cap": 1.0, "power brake": 0.1}, "temperature_c": 91},
+         ("the GPU was slowed down by heat (50% of the time), power brake (10% of the time), at 91 °C",)),
         ({"throttled": {"power cap": 1.0}, "temperature_c": 70}, ()),  # where it settles under load
     ],
-)
+)  # fmt: skip
 def test_disturbances_are_worth_a_line_each(found, lines):
     assert Conditions(**found).warnings() == lines
 

@@ -85,21 +85,17 @@ def test_each_allowance_admits_itself_and_the_stricter_ones():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"micro_batch": 0}, "greater than 0"),
-        ({"precision": "fp64"}, "precision"),
-        ({"checkpointing": "some"}, "checkpointing"),
-        ({"dataloader_num_workers": -1}, "greater than or equal to 0"),
-        ({"adapter": {"kind": "dorra"}}, "dorra"),
-        ({"adapter": {"kind": "lora", "rank": 0}}, "rank"),
-        ({"adapter": {"kind": "lora", "dropout": 1.0}}, "dropout"),
-        ({"adapter": {"kind": "ia3", "rank": 8}}, "rank"),
+        ({"micro_batch": 0}, "greater than 0"), ({"precision": "fp64"}, "precision"),
+        ({"checkpointing": "some"}, "checkpointing"), ({"dataloader_num_workers": -1}, "greater than or equal to 0"),
+        ({"adapter": {"kind": "dorra"}}, "dorra"), ({"adapter": {"kind": "lora", "rank": 0}}, "rank"),
+        ({"adapter": {"kind": "lora", "dropout": 1.0}}, "dropout"), ({"adapter": {"kind": "ia3", "rank": 8}}, "rank"),
         ({"quantization": "nf5"}, "quantization"),
         ({"quantization": "qat"}, "quantization-aware training is not offered"),
         ({"optim": "adamw_trch"}, "no optimizer 'adamw_trch'.*'adamw_torch'"),
         ({"optim": "adamw_hf"}, "adamw_hf is gone from transformers 5; use adamw_torch"),
         ({"torch_compile_backend": "inducter"}, "Input should be 'inductor'"),
     ],
-)
+)  # fmt: skip
 def test_a_value_that_can_not_be_trained_is_refused(fields, said):
     with pytest.raises(ValidationError, match=said):
         make_config(**fields)

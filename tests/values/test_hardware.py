@@ -147,20 +147,12 @@ def test_ampere_and_newer_have_tf32_and_bf16():
     ("visible", "names"),
     [
         ("0,7,1", ["gpu 0"]),  # stale: CUDA sees what stands before it
-        ("7", []),
-        ("0,1,2", ["gpu 0", "gpu 1", "MIG-77-0"]),
-        ("1, 0", ["gpu 1", "gpu 0"]),
-        ("1,-1,2", ["gpu 1"]),
-        ("-1", []),
-        ("", []),
-        ("GPU-11ab-1", ["gpu 1"]),
-        ("GPU-11ab-1,GPU-11aa-0", ["gpu 1", "gpu 0"]),
-        ("GPU-99", []),
-        ("NoDevFiles", []),
-        ("MIG-78-1", ["MIG-78-1"]),
+        ("7", []), ("0,1,2", ["gpu 0", "gpu 1", "MIG-77-0"]), ("1, 0", ["gpu 1", "gpu 0"]), ("1,-1,2", ["gpu 1"]),
+        ("-1", []), ("", []), ("GPU-11ab-1", ["gpu 1"]), ("GPU-11ab-1,GPU-11aa-0", ["gpu 1", "gpu 0"]), ("GPU-99", []),
+        ("NoDevFiles", []), ("MIG-78-1", ["MIG-78-1"]),
         ("2", ["MIG-77-0"]),  # a device in MIG mode is its first instance
     ],
-)
+)  # fmt: skip
 def test_devices_are_counted_as_cuda_counts_them(monkeypatch, visible, names):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [detect(f"cuda:{i}").name for i in range(cuda_count())] == [f"name of {n}" for n in names]

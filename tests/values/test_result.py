@@ -53,14 +53,11 @@ def explained(total: float | None, *parts: Contribution, half: float | None = No
 @pytest.mark.parametrize(
     ("total", "parts", "together"),
     [
-        (6.0, [part(2.0), part(2.0)], 1.5),
-        (3.0, [part(2.0), part(2.0)], 0.75),
-        (3.0, [part(2.0), part(None, basis="fails")], 1.5),
-        (2.0, [part(2.0)], None),
-        (None, [part(2.0), part(2.0)], None),
-        (2.0, [part(None), part(None)], None),
+        (6.0, [part(2.0), part(2.0)], 1.5), (3.0, [part(2.0), part(2.0)], 0.75),
+        (3.0, [part(2.0), part(None, basis="fails")], 1.5), (2.0, [part(2.0)], None),
+        (None, [part(2.0), part(2.0)], None), (2.0, [part(None), part(None)], None),
     ],
-)
+)  # fmt: skip
 def test_together_is_the_total_over_the_product_of_the_parts_if_there_are_several(total, parts, together):
     assert explained(total, *parts).together == (together and pytest.approx(together))
 

@@ -56,12 +56,10 @@ def of(found: Explanation, knob: str) -> Contribution:
         (workers := {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 4}, [[*workers]]),
         ({"adapter": {"rank": 8}, "quantization": "nf4"}, [["adapter", "quantization"]]),
         ({"precision": "bf16", "optim": "adafactor"}, [["precision"], ["optim"]]),
-        (
-            {"parallelism": {"world_size": 2, "sharding": "zero_2"}},
-            [["parallelism.world_size", "parallelism.sharding"]],
-        ),
+        ({"parallelism": {"world_size": 2, "sharding": "zero_2"}},
+         [["parallelism.world_size", "parallelism.sharding"]]),
     ],
-)
+)  # fmt: skip
 def test_what_needs_a_knob_goes_with_it(fields, knobs):
     best = make_config(**fields)
     found = removals(Search(best=best).answer())

@@ -61,10 +61,8 @@ VERDICTS = {
     "another optimizer, faster": (falling(0.9), OTHER_OPTIMIZER, {}, None),
     "another optimizer, slower": (falling(0.3), OTHER_OPTIMIZER, {}, None),
     "another optimizer, far less": (falling(0.1), OTHER_OPTIMIZER, {}, "it learns too little"),
-    "another optimizer from another loss": (
-        falling(start=24.0, by=4.0), OTHER_OPTIMIZER, {},
-        "its first loss is 24, the baseline's from the same weights 6",
-    ),
+    "another optimizer from another loss": (falling(start=24.0, by=4.0), OTHER_OPTIMIZER, {},
+                                            "its first loss is 24, the baseline's from the same weights 6"),
     "another split with batch norm, slower": (falling(0.3), RESPLIT, NORM, None),
     "bf16 with batch norm, slower": (falling(0.3), ROUNDED, NORM, LEAVES),
     "fp16, whose scaler skips steps, slower": (falling(0.3), make_config(precision="fp16"), {}, None),

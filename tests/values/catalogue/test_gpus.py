@@ -59,16 +59,11 @@ def test_peaks_are_dense_and_follow_the_architecture():
     ("name", "spellings"),
     [
         ("a100-80gb", ["a100-80gb", "A100 80GB", "a100_sxm4_80gb", "NVIDIA A100-SXM4-80GB"]),
-        ("h100-80gb", ["H100", "h100 sxm 80gb"]),
-        ("rtx-4090", ["RTX 4090", "rtx4090", "GeForce RTX 4090", "4090"]),
-        ("rtx-a5000", ["A5000 24GB"]),
-        ("rtx-a6000", ["RTX A6000 48 GB"]),
-        ("h100-nvl", ["H100 94GB"]),
-        ("mi250x-gcd", ["MI250X"]),
-        ("l40s", ["l40s 48gb"]),
-        ("t4", ["Tesla T4"]),
+        ("h100-80gb", ["H100", "h100 sxm 80gb"]), ("rtx-4090", ["RTX 4090", "rtx4090", "GeForce RTX 4090", "4090"]),
+        ("rtx-a5000", ["A5000 24GB"]), ("rtx-a6000", ["RTX A6000 48 GB"]), ("h100-nvl", ["H100 94GB"]),
+        ("mi250x-gcd", ["MI250X"]), ("l40s", ["l40s 48gb"]), ("t4", ["Tesla T4"]),
     ],
-)
+)  # fmt: skip
 def test_a_device_is_found_however_it_is_written(name, spellings):
     assert [gpu_named(written).name for written in spellings] == [name] * len(spellings)
 
@@ -76,13 +71,10 @@ def test_a_device_is_found_however_it_is_written(name, spellings):
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        ("rtx-4900", ".*'rtx-4090'"),
-        ("a100", ".*'a100-80gb'"),
-        ("V100", ".*'v100-32gb'"),
-        ("h20O", ".*'h200'"),
+        ("rtx-4900", ".*'rtx-4090'"), ("a100", ".*'a100-80gb'"), ("V100", ".*'v100-32gb'"), ("h20O", ".*'h200'"),
         *((never, "") for never in ("A5000 16GB", "a100 64GB", "V100 24 GB")),  # which had other memory
     ],
-)
+)  # fmt: skip
 def test_an_unknown_device_is_refused_with_the_name_that_was_meant(written, meant):
     with pytest.raises(InputError, match=f"unknown GPU '{written}'{meant}.*; `autotune gpus` lists the table") as error:
         gpu_named(written)
