@@ -101,14 +101,14 @@ class Bench:
         return self.runner.run(self.request(**fields))
 
     def measured(self, **fields: Any) -> Measurement:
-        return _completed(self.run(**fields))
+        return completed(self.run(**fields))
 
     def check(self, task: CheckTask, **fields: Any) -> TrialResult:
         purpose = Purpose.SOAK if isinstance(task, SoakTask) else Purpose.LOSS_CHECK
         return self.runner.run(self.request(**fields).model_copy(update={"purpose": purpose, "task": task}))
 
     def checked(self, task: CheckTask, **fields: Any) -> Measurement:
-        return _completed(self.check(task, **fields))
+        return completed(self.check(task, **fields))
 
     def misbehave(self, name: str, *, timeout_s: float = 60, **limits: Any) -> TrialResult:
         """Run the function `name` of `misbehaving` as a trial."""
@@ -145,7 +145,7 @@ class Bench:
             yield
 
 
-def _completed(result: TrialResult) -> Measurement:
+def completed(result: TrialResult) -> Measurement:
     assert isinstance(result.outcome, Measurement), result.outcome
     return result.outcome
 

@@ -36,15 +36,6 @@ def results(run: Path) -> dict[int, dict]:
     return {int(p.parent.name): json.loads(p.read_text()) for p in sorted(run.glob("trials/*/result.json"))}
 
 
-@pytest.fixture(scope="module")
-def little(tmp_path_factory) -> dict[str, Path]:
-    """Space and baseline of a search of little work."""
-    folder = tmp_path_factory.mktemp("little")
-    (folder / "few-kinds.yaml").write_text(FEW_KINDS)
-    (folder / "one-by-one.json").write_text(json.dumps(ONE_BY_ONE))
-    return {"space": folder / "few-kinds.yaml", "baseline": folder / "one-by-one.json"}
-
-
 # `autotune` with finals, and a measuring of operators, of seconds.
 SHORTLY = """
 from autotune.values.budget import _BUDGETS
@@ -65,9 +56,12 @@ class Found(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def found(thin_llama, little, bench, tmp_path_factory) -> Found:
-    run, events = tmp_path_factory.mktemp("found") / "run", []
-    files = (word for name, path in little.items() for word in (f"--{name}", path))
+def found(thin_llama, bench, tmp_path_factory) -> Found:
+    folder, events = tmp_path_factory.mktemp("found"), []
+    run, space, baseline = folder / "run", folder / "few-kinds.yaml", folder / "one-by-one.json"
+    space.write_text(FEW_KINDS)
+    baseline.write_text(json.dumps(ONE_BY_ONE))
+    files = ("--space", space, "--baseline", baseline)
     search = _start(thin_llama, run, "--max-trials", 2, *files, code=SHORTLY)
     try:
         _wait_for(lambda: (run / "trials/0002/process.json").exists(), search)
@@ -172,9 +166,8 @@ def test_nothing_fits_says_what_came_closest_and_exits_with_5(autotune, wide_lla
     done = autotune("find", "--model", wide_llama, "--effort", "quick", "--device", "cpu", "--memory", "40MiB")
     assert done.returncode == 5
     line = done.stderr.strip().splitlines()[-1]
-    assert re.search(
-        r"nothing fits: micro-batch 1, .* comes nearest and takes \d+ MiB .* has 40 MiB; with --fix ", line
-    )
+    said = r"nothing fits: micro-batch 1, .* comes nearest and takes \d+ MiB .* has 40 MiB; with --fix "
+    assert re.search(said, line)
     assert "--allow method" in line
 
 

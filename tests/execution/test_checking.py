@@ -34,14 +34,10 @@ def test_a_soak_evaluates_and_saves_weights_and_states_and_leaves_no_file(bench)
     assert not (bench.directory(result) / "trainer").exists()
 
 
-@pytest.fixture
-def wide(wide_llama):
-    return {"model": resolve(str(wide_llama)), "sequence_length": 64}
-
-
-def test_an_evaluation_batch_that_the_limit_had_room_for_gives_way_too(bench, wide):
+def test_an_evaluation_batch_that_the_limit_had_room_for_gives_way_too(bench, wide_llama):
     """A little more than the budget: the limit alone lets it pass."""
-    fields = {"workload": wide, "config": {"per_device_train_batch_size": 1}}
+    workload = {"model": resolve(str(wide_llama)), "sequence_length": 64}
+    fields = {"workload": workload, "config": {"per_device_train_batch_size": 1}}
     roomy = bench.checked(SoakTask(eval_batch_sizes=(16,)), limits={"memory_bytes": 4000 * MIB}, **fields)
     little_less = roomy.memory.peak_bytes - 8 * MIB
     found = bench.checked(SoakTask(eval_batch_sizes=(16, 2)), limits={"memory_bytes": little_less}, **fields)

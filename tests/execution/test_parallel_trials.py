@@ -7,7 +7,7 @@ import functools
 from typing import Any
 
 import pytest
-from benches import Bench
+from benches import Bench, completed
 from conftest import write_model
 
 from autotune.execution.runner import LocalRunner
@@ -17,7 +17,7 @@ from autotune.values.budget import LossTask
 from autotune.values.config import Parallelism
 from autotune.values.hardware import detect
 from autotune.values.model import Task
-from autotune.values.trial import Measurement, TrialResult
+from autotune.values.trial import Measurement
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -67,14 +67,9 @@ def alone(ranks):
 
     @functools.cache
     def losses(model: str = "llama", **knobs: Any) -> tuple[float, ...]:
-        return measured(ranks(model, world_size=1, micro_batch=4, knobs=knobs)).curve.losses
+        return completed(ranks(model, world_size=1, micro_batch=4, knobs=knobs)).curve.losses
 
     return losses
-
-
-def measured(result: TrialResult) -> Measurement:
-    assert isinstance(result.outcome, Measurement), result.outcome
-    return result.outcome
 
 
 CHECKPOINTING = {"knobs": {"checkpointing": "full"}}
@@ -104,7 +99,7 @@ def test_two_processes_train_as_one_does(ranks, alone, way):
     if way.startswith("zero"):
         pytest.importorskip("deepspeed")
     spread, seen = WAYS[way]
-    result = measured(ranks(**spread))
+    result = completed(ranks(**spread))
     assert result.effects["parallelism"] == seen
     assert result.curve.losses == pytest.approx(alone(), rel=1e-4)
 
@@ -116,9 +111,9 @@ def test_micro_batches_are_balanced_over_processes(ranks, tmp_path, sharding):
     file = tmp_path / "texts.txt"
     file.write_text("\n".join("x" * (2 + 7 * i % 59) for i in range(200)))
     data, knobs = {"dataset": str(file)}, {"train_sampling_strategy": "batch_rebalance"}
-    balanced = measured(ranks(knobs=knobs, data=data, sharding=sharding))
+    balanced = completed(ranks(knobs=knobs, data=data, sharding=sharding))
     assert balanced.effects["train_sampling_strategy"] == "of the same cost in tokens"
-    one = measured(ranks(world_size=1, micro_batch=4, data=data))
+    one = completed(ranks(world_size=1, micro_batch=4, data=data))
     assert balanced.curve.losses == pytest.approx(one.curve.losses, rel=1e-4)
 
 
@@ -135,7 +130,7 @@ SHARED = {"sharding": "zero_3", "sequence_parallel": 2, "micro_batch": 4}
 )
 def test_ranks_that_share_the_tokens_of_samples_train_as_one_process_does(ranks, alone, spread, seen):
     pytest.importorskip("deepspeed")
-    result = measured(ranks(**{"knobs": SGD, **spread}))
+    result = completed(ranks(**{"knobs": SGD, **spread}))
     assert seen in result.effects["parallelism"]
     assert result.curve.losses == pytest.approx(alone(**SGD), rel=1e-4)
     steps = result.step_times_s
@@ -151,14 +146,14 @@ RING = {"sharding": "fsdp_full", "sequence_parallel": 2, "micro_batch": 4}
 )
 def test_ranks_that_pass_on_keys_and_values_train_as_one_process_does(ranks, alone, spread):
     spread = {"knobs": SGD, **spread}
-    result = measured(ranks(**spread | {"knobs": {**spread["knobs"], "attn_implementation": "sdpa"}}))
+    result = completed(ranks(**spread | {"knobs": {**spread["knobs"], "attn_implementation": "sdpa"}}))
     assert ", sequence parallel 2, " in result.effects["parallelism"]
     assert result.curve.losses == pytest.approx(alone(**SGD), rel=1e-4)
 
 
 def test_zero_2_makes_the_gradients_of_shared_samples_too_large(ranks, alone):
     pytest.importorskip("deepspeed")
-    losses = measured(ranks(**{**SHARED, "sharding": "zero_2", "knobs": SGD})).curve.losses
+    losses = completed(ranks(**{**SHARED, "sharding": "zero_2", "knobs": SGD})).curve.losses
     assert losses[0] == pytest.approx(alone(**SGD)[0], rel=1e-5)
     assert losses != pytest.approx(alone(**SGD), rel=1e-4)
 
@@ -180,7 +175,7 @@ def test_a_spread_that_is_refused_for_t5_would_indeed_fail(ranks, spread, why):
 def test_t5_trains_as_it_does_alone(ranks, alone, sharding):
     if sharding != "none":
         pytest.importorskip("deepspeed")
-    result = measured(ranks("t5", sharding=sharding))
+    result = completed(ranks("t5", sharding=sharding))
     assert result.curve.losses == pytest.approx(alone("t5"), rel=1e-4)
 
 

@@ -1,7 +1,6 @@
 """A user's code takes what is laid over it, and is left when it has trained; its model is told and fitted."""
 
 import dataclasses
-import sys
 
 import cloudpickle
 import pytest
@@ -25,18 +24,10 @@ from autotune.value import sha256_of
 from autotune.values.workload import Held, OwnCode
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread", "in_place"),
+    pytest.mark.usefixtures("one_thread", "here"),
     # peft and users say it by the older name.
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning"),
 ]
-
-
-@pytest.fixture
-def in_place(tmp_path, monkeypatch):
-    """The process's own directory, arguments and module path come back after a script."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setattr(sys, "path", sys.path[:])
 
 
 def overlay(fit=lambda model: model, **arguments):

@@ -32,7 +32,7 @@ OWN = OwnCode(kind="script", shown="python train.py", command=("train.py",), dir
 
 @pytest.fixture
 def answer(here):
-    def written(best, **fields):
+    def written(best, own_code=OWN, **fields):
         workload = make_workload(own_code=OWN, global_batch_size=16)
         baseline = make_config(attn_implementation=None)
         trials = [
@@ -42,7 +42,8 @@ def answer(here):
         plan = make_plan(workload=workload, hardware=make_hardware(), baseline=baseline)
         found = assemble(Finals(SearchState(plan, trials)), 1.0)
         assert found is not None
-        found = found.model_copy(update={"best": found.best.model_copy(update=fields)})
+        trained = found.workload.model_copy(update={"own_code": own_code})
+        found = found.model_copy(update={"best": found.best.model_copy(update=fields), "workload": trained})
         found.save(here / "best.json")
         return here / "best.json"
 
@@ -159,10 +160,7 @@ def test_what_can_not_be_laid_over_a_script_is_refused(answer, monkeypatch, best
 
 
 def test_an_answer_of_a_model_is_launched_with_the_script_that_was_given(answer):
-    path = answer(make_config(8, attn_implementation=None, **SHARED))
-    result = json.loads(path.read_text())
-    result["workload"]["own_code"] = None
-    path.write_text(json.dumps(result))
+    path = answer(make_config(8, attn_implementation=None, **SHARED), own_code=None)
     with pytest.raises(InputError, match=f"--no-python autotune script --apply {path} -- python train.py -x$"):
         prepared(path, ["python", "train.py", "-x"])
 
@@ -170,10 +168,7 @@ def test_an_answer_of_a_model_is_launched_with_the_script_that_was_given(answer)
 def test_an_answer_of_a_model_changes_the_scripts_as_trials_changed_theirs(answer, here, capfd):
     text = LLAMA_SCRIPT.replace("LlamaForCausalLM(config)", "LlamaForCausalLM(config).bfloat16()")
     write(here, text + 'print("in chunks:", "_loss_function" in vars(trainer.model))\n')
-    path = answer(make_config(4, attn_implementation=None, chunked_loss=True), measurement=None)
-    result = json.loads(path.read_text())
-    result["workload"]["own_code"] = None
-    path.write_text(json.dumps(result))
+    path = answer(make_config(4, attn_implementation=None, chunked_loss=True), own_code=None, measurement=None)
     run(*prepared(path, ["python", "train.py", "--output_dir", "out", "--max_steps", "1"]))
     told = capfd.readouterr()
     assert "in chunks: True" in told.out

@@ -31,13 +31,6 @@ def result(tmp_path_factory) -> TuningResult:
     return found
 
 
-@pytest.fixture(scope="module")
-def path(result, tmp_path_factory):
-    file = tmp_path_factory.mktemp("answer") / "best-config.json"
-    result.save(file)
-    return file
-
-
 class Texts(torch.utils.data.Dataset):
     def __init__(self, samples: int) -> None:
         self._samples = samples
@@ -62,7 +55,9 @@ def trained(callback: AutotuneCallback, folder, *, samples: int = 64, **argument
     return trainer
 
 
-def test_a_training_says_at_its_end_how_fast_it_was(path, tmp_path, capfd):
+def test_a_training_says_at_its_end_how_fast_it_was(result, tmp_path, capfd):
+    path = tmp_path / "best-config.json"
+    result.save(path)
     callback = AutotuneCallback(path)
     saved = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 6}
     trained(callback, tmp_path, disable_tqdm=False, **saved)
@@ -195,12 +190,8 @@ def test_the_first_step_of_an_epoch_doesnt_count(result):
 
 
 def make_promise(**fields):
-    usual = {
-        "samples_per_second": 100.0,
-        "interval": Interval(low=95.0, high=105.0),
-        "memory": Memory(reserved_bytes=3 * GIB),
-    }
-    return Promise(**{**usual, **fields})
+    usual = {"interval": Interval(low=95.0, high=105.0), "memory": Memory(reserved_bytes=3 * GIB)}
+    return Promise(**{"samples_per_second": 100.0, **usual, **fields})
 
 
 def make_production(rate: float | None, **fields):
@@ -287,11 +278,8 @@ def test_what_differs_from_the_promise_is_named(result, change, said):
     own = result.arguments.model_copy(update={"adapter": change.get("adapter"), "training_arguments": arguments})
     promised = result.model_copy(update={"arguments": own})
     found = differences(
-        promised,
-        arguments_of(result, **change.get("arguments", {})),
-        change.get("model", a_model()),
+        promised, arguments_of(result, **change.get("arguments", {})), change.get("model", a_model()),
         result.hardware.model_copy(update=change.get("machine", {})),
-        samples_per_step=change.get("samples_per_step", 16),
-        data_wait_share=change.get("data_wait_share"),
-    )
+        samples_per_step=change.get("samples_per_step", 16), data_wait_share=change.get("data_wait_share"),
+    )  # fmt: skip
     assert found == said

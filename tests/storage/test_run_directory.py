@@ -20,6 +20,7 @@ from autotune.errors import InfrastructureError, InputError, RunDirectoryError
 from autotune.storage.run_directory import EXPLAIN_FOLDER, RunDirectory, read_plan, restore
 
 IN_USE = "another search is running in it"
+PLAN = json.loads(make_plan().model_dump_json())
 
 # Holds a new run directory until a line comes.
 HOLD = """
@@ -160,23 +161,10 @@ def test_what_can_not_be_made_is_refused(tmp_path):
         RunDirectory.create(tmp_path / "run")
 
 
-@pytest.fixture
-def planned(tmp_path):
-    """Return a function that rewrites the plan of a run directory as another version has it, and gives the folder."""
-    directory = RunDirectory.create(tmp_path / "run")
-    directory.write_plan(make_plan())
-    path = directory.path / "search.json"
-
-    def rewrite(version: int):
-        path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
-        return directory.path
-
-    return rewrite
-
-
 @pytest.mark.parametrize("command", ["resume", "report", "explain"])
-def test_a_plan_of_another_version_is_refused_in_a_line(planned, command):
-    done = CliRunner().invoke(app, [command, str(planned(3))])
+def test_a_plan_of_another_version_is_refused_in_a_line(tmp_path, command):
+    (tmp_path / "search.json").write_text(json.dumps({**PLAN, "schema_version": 3}))
+    done = CliRunner().invoke(app, [command, str(tmp_path)])
     assert done.exit_code == 2
     assert done.stderr.count("\n") == 1
     assert "schema_version: expected 2; it was changed by hand or by another version: start a new search" in done.stderr
@@ -311,9 +299,6 @@ def test_links_within_the_directory_stay(tmp_path):
     (directory.path / "wandb" / "core.log").symlink_to(tmp_path / "cache.log")  # as its library has it
     with RunDirectory.existing(directory.path), explaining:
         assert directory.inside(EXPLAIN_FOLDER).path == explaining.path
-
-
-PLAN = json.loads(make_plan().model_dump_json())
 
 
 @pytest.mark.parametrize(

@@ -328,20 +328,14 @@ class OwnForCausalLM(PreTrainedModel):
 """
 
 
-@pytest.fixture
-def own_code(tmp_path, monkeypatch):
-    """A model whose classes lie beside its config, and a file that reading them makes."""
+def test_code_that_comes_with_a_model_runs_only_if_it_is_trusted(tmp_path, monkeypatch):
+    """Its classes lie beside its config, and reading them makes a file."""
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     classes = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
     folder = write_model(tmp_path / "own", {"model_type": "very-own", "auto_map": classes, "width": 16})
     mark = tmp_path / "code-has-run"
     (folder / "own.py").write_text(f"open({str(mark)!r}, 'w').close()\n{OWN_CODE}")
-    return folder, mark
-
-
-def test_code_that_comes_with_a_model_runs_only_if_it_is_trusted(own_code):
-    folder, mark = own_code
     with pytest.raises(InputError, match="runs only with --trust-remote-code"):
         resolve(str(folder))
     assert not mark.exists()
