@@ -35,10 +35,8 @@ def found_in(report: dict, name: str) -> tuple[bool, str]:
 
 def test_it_tells_whether_operators_were_measured_on_the_device(examine, quick_home):
     report = json.loads(examine("--json").stdout)
-    assert found_in(report, "measured operators") == (
-        False,
-        f"none yet, a search measures them; until then {report['rates']['source']}",
-    )
+    none = f"none yet, a search measures them; until then {report['rates']['source']}"
+    assert found_in(report, "measured operators") == (False, none)
     assert not list(quick_home.iterdir())
     add_timings(detect("cpu"), Timings(operator_s=1e-6, micro_step_s=1e-3))
     assert found_in(json.loads(examine("--json").stdout), "measured operators")[0]

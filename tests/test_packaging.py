@@ -107,9 +107,8 @@ def test_the_wheel_holds_the_package_and_its_data_and_says_what_the_project_says
         metadata = archive.read(f"autotune_train-{__version__}.dist-info/METADATA").decode()
     assert f"Requires-Python: {project()['requires-python']}" in metadata
     assert "License-Expression: Apache-2.0" in metadata
-    assert {line.split(": ")[1] for line in metadata.splitlines() if line.startswith("Provides-Extra")} == set(
-        project()["optional-dependencies"]
-    )
+    extras = {line.split(": ")[1] for line in metadata.splitlines() if line.startswith("Provides-Extra")}
+    assert extras == set(project()["optional-dependencies"])
     required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
     assert len(required) == len(project()["dependencies"])
 
@@ -127,9 +126,8 @@ def test_the_sdist_holds_what_tests_and_documents_need(built):
 @pytest.mark.slow
 def test_the_installed_command_tells_its_version_finds_its_search_spaces_and_estimates(command):
     assert command("--version").splitlines()[0] == f"autotune {__version__}"
-    assert {path.stem for path in (ROOT / "search_spaces").glob("*.yaml")} == {
-        space["name"] for space in json.loads(command("spaces", "--json"))
-    }
+    listed = {space["name"] for space in json.loads(command("spaces", "--json"))}
+    assert {path.stem for path in (ROOT / "search_spaces").glob("*.yaml")} == listed
     assert "default" in command("spaces")
     text = command("estimate", "--model", "t5-small", "--gpu", "a100-80gb", "--fix", "micro-batch=8")
     assert text.startswith("google-t5/t5-small (seq2seq-lm), global batch 64, sequence 512 + 512, on a100-80gb")

@@ -60,28 +60,14 @@ Trainer(Net(), arguments, train_dataset=rows, eval_dataset=rows[:8]).train()
 
 def made(**fields):
     """Return a rehearsal as it could be."""
+    peak = Memory(allocated_bytes=20 * GIB, reserved_bytes=21 * GIB, device_bytes=22 * GIB)
+    plain = {"operator": "", "knob": None}
+    mlp = Alive(kind="activations", module="model.layers.*.mlp", tensors=24, allocated_bytes=12 * GIB, **plain)
+    weights = Alive(kind="weights", module="", tensors=10, allocated_bytes=8 * GIB, **plain)
     given = {
-        "gpu": "rtx-4090",
-        "memory_bytes": 24 * GIB,
-        "workload": make_workload(),
-        "peak": Memory(allocated_bytes=20 * GIB, reserved_bytes=21 * GIB, device_bytes=22 * GIB),
-        "parts": PeakParts(
-            phases={"first step": Memory(allocated_bytes=20 * GIB, reserved_bytes=21 * GIB, device_bytes=22 * GIB)},
-            alive=(
-                Alive(
-                    kind="activations",
-                    module="model.layers.*.mlp",
-                    operator="",
-                    tensors=24,
-                    allocated_bytes=12 * GIB,
-                    knob=None,
-                ),
-                Alive(kind="weights", module="", operator="", tensors=10, allocated_bytes=8 * GIB, knob=None),
-            ),
-        ),
-        "chance_to_fit": 1.0,
-        "versions": {},
-    }
+        "gpu": "rtx-4090", "memory_bytes": 24 * GIB, "workload": make_workload(), "peak": peak,
+        "parts": PeakParts(phases={"first step": peak}, alive=(mlp, weights)), "chance_to_fit": 1.0, "versions": {},
+    }  # fmt: skip
     return Rehearsal(**{**given, **fields})
 
 
@@ -119,9 +105,8 @@ def test_several_devices_are_named_and_so_is_what_a_lever_changes():
     lever = Lever(changes=changes(sharded, plan), memory=Memory(device_bytes=9 * GIB), chance_to_fit=1.0)
     text = shown(rehearsal_table(made(devices=4, chance_to_fit=0.0, short="too much", levers=(lever,))))
     assert "does not fit 4 x rtx-4090 of 24.00 GiB" in text
-    assert "the same training, rounded in other places, with sharding fsdp_full: takes 9.00 GiB, fits" in " ".join(
-        text.split()
-    )
+    said = "the same training, rounded in other places, with sharding fsdp_full: takes 9.00 GiB, fits"
+    assert said in " ".join(text.split())
     assert "on 4 devices" in shown(cards_table([made(devices=4)]))
 
 
@@ -210,9 +195,8 @@ def test_an_own_module_takes_what_it_takes_when_it_runs_alone(tmp_path):
         "print(torch.cuda.max_memory_allocated())"
     )
     # A trial keeps a few numbers on the device.
-    assert (
-        0 <= found.peak.allocated_bytes - int(printed("-c", own, cwd=tmp_path, CUDA_VISIBLE_DEVICES="0")[-1]) <= 8 * 512
-    )
+    alone_bytes = int(printed("-c", own, cwd=tmp_path, CUDA_VISIBLE_DEVICES="0")[-1])
+    assert 0 <= found.peak.allocated_bytes - alone_bytes <= 8 * 512
     assert sum(row.allocated_bytes for row in found.parts.alive) == pytest.approx(found.peak.allocated_bytes, rel=0.01)
 
 

@@ -100,11 +100,7 @@ def test_a_killed_pack_has_lost_nothing_but_its_last_trial(tmp_path):
 @pytest.mark.cuda
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "parts",
-    [
-        "visible,vision,sharing",
-        pytest.param("checkpointing,savers,adapters,losses", marks=pytest.mark.slow),
-    ],
+    "parts", ["visible,vision,sharing", pytest.param("checkpointing,savers,adapters,losses", marks=pytest.mark.slow)]
 )
 def test_parts_of_a_pack_pass_on_a_cuda_device(tmp_path, parts):
     done = python(*pack("--parts", parts, "--deadline", "1800", "--out", tmp_path / "out"), timeout=850)

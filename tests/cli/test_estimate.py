@@ -46,17 +46,11 @@ def drawn(done, *words: str) -> str:
 def test_a_configuration_is_drawn_by_component_and_quietly_without_what_was_assumed(estimate):
     words = ("--gpu", "t4", "--fix", "micro-batch=8", "--fix", "optim=adamw_torch")
     said = drawn(
-        estimate(*words),
-        "tiny-llama (causal-lm), global batch 64, sequence 128, on t4 of 14.74 GiB",
-        "micro-batch 8, precision fp32, optim adamw_torch, attention sdpa",
-        "activations",
-        "allocated at the peak",
-        "device, as nvidia-smi shows",
-        "tokens/s",
-        "model FLOP utilisation",
-        "largest micro-batch that fits: 64",
+        estimate(*words), "tiny-llama (causal-lm), global batch 64, sequence 128, on t4 of 14.74 GiB",
+        "micro-batch 8, precision fp32, optim adamw_torch, attention sdpa", "activations", "allocated at the peak",
+        "device, as nvidia-smi shows", "tokens/s", "model FLOP utilisation", "largest micro-batch that fits: 64",
         "note: global batch 64 samples (--global-batch)",
-    )
+    )  # fmt: skip
     assert estimate(*words, "-q").stdout == said[: said.index("note: ")]
 
 

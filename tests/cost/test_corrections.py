@@ -235,8 +235,7 @@ def test_the_errors_of_configurations_that_share_knobs_go_together():
 
 
 @pytest.mark.parametrize(
-    ("knobs", "other"),
-    [({"adapter": LoraAdapter()}, {"optim": "adafactor"}), ({"precision": "bf16"}, {"tf32": True})],
+    ("knobs", "other"), [({"adapter": LoraAdapter()}, {"optim": "adafactor"}), ({"precision": "bf16"}, {"tf32": True})]
 )
 def test_a_knob_that_can_change_little_is_not_expected_to(knobs, other):
     known = process((features(8, **knobs), 0.1), (features(8), 0.0))

@@ -29,8 +29,7 @@ BY_DEFAULT = {("t5", "plain"), ("mixtral", "plain"), ("llama", "adapter")}
 
 
 @pytest.mark.parametrize(
-    ("model", "way"),
-    [pytest.param(*case, marks=() if case in BY_DEFAULT else pytest.mark.slow) for case in CASES],
+    ("model", "way"), [pytest.param(*case, marks=() if case in BY_DEFAULT else pytest.mark.slow) for case in CASES]
 )
 def test_a_trace_of_few_layers_that_are_repeated_is_that_of_all_layers(profile_of, model, way):
     extended, whole = (profile_of(model, whole=all_layers, **WAYS[way]) for all_layers in (False, True))
@@ -108,11 +107,9 @@ def scrambled(layers: int):
     names += ["last"]
     storages.append((len(names), len(names), 1, 1, 0))  # a gradient that is made at the very end
     return one(
-        names,
-        storages=np.array(storages, dtype=float),
-        forward_end=2 * layers + 1,
+        names, storages=np.array(storages, dtype=float), forward_end=2 * layers + 1,
         origins=(("module", "made"),) * len(storages),
-    )
+    )  # fmt: skip
 
 
 def test_layers_whose_operators_stand_in_any_order_add_what_they_save_and_their_gradients():

@@ -102,12 +102,9 @@ def test_the_prediction_of_ddp_is_allocated(device, tmp_path):
 
 def over_two(size: int, *, knobs=(), **spread) -> TrainConfig:
     return TrainConfig(
-        per_device_train_batch_size=size,
-        precision="bf16",
-        attn_implementation="sdpa",
-        parallelism=Parallelism(world_size=2, **spread),
-        **dict(knobs),
-    )
+        per_device_train_batch_size=size, precision="bf16", attn_implementation="sdpa",
+        parallelism=Parallelism(world_size=2, **spread), **dict(knobs),
+    )  # fmt: skip
 
 
 LONG = {"checkpointing": "full", "chunked_loss": True}
@@ -201,13 +198,10 @@ def test_the_prediction_of_a_training_of_ones_own_is_allocated(device, tmp_path,
 def check(runner, device, workload, config, evaluation=None, allocated=0.015, reserved=0.1):
     """Hold the prediction for a configuration against a trial of it, or against a soak that evaluates."""
     request = make_request(
-        config=config,
-        workload=workload,
-        device=device.device,
-        accumulation_steps=workload.accumulation_steps(config),
+        config=config, workload=workload, device=device.device, accumulation_steps=workload.accumulation_steps(config),
         task=SoakTask(eval_batch_sizes=(evaluation.batch,)) if evaluation else None,
         limits=make_limits(memory_bytes=device.memory_bytes, discarded_steps=1, measure_steps=2, timeout_s=500),
-    )
+    )  # fmt: skip
     result = runner.run(request)
     assert result.measurement, result.outcome
     traced = profile(workload.model, family_of(config, device), shape_of(workload))

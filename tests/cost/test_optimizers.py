@@ -89,9 +89,8 @@ def groups_of(shapes=SHAPES, element_bytes: int = 4, **fields) -> list:
 
 def test_every_optimizer_that_can_run_has_a_row_which_knows_of_updates_in_the_backward_pass():
     runnable = {name: facts for name, facts in OPTIMIZERS.items() if facts.unusable is None}
-    assert {n: row.in_backward > 0 for n, row in ROWS.items()} == {
-        n: f.updates_in_backward for n, f in runnable.items()
-    }
+    in_backward = {n: row.in_backward > 0 for n, row in ROWS.items()}
+    assert in_backward == {n: f.updates_in_backward for n, f in runnable.items()}
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:CUDA is not available")

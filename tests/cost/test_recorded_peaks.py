@@ -60,12 +60,9 @@ def test_recorded_peaks_are_those_predicted(name):
     usual = {"per_device_train_batch_size": recorded.size, "attn_implementation": "sdpa", "precision": "bf16"}
     config = TrainConfig.model_validate({**usual, **recorded.fields})
     workload = make_workload(
-        model=spec,
-        task=recorded.task or default_task(spec),
-        sequence_length=recorded.length,
-        target_length=recorded.length,
-        global_batch_size=recorded.size * config.parallelism.world_size,
-    )
+        model=spec, task=recorded.task or default_task(spec), sequence_length=recorded.length,
+        target_length=recorded.length, global_batch_size=recorded.size * config.parallelism.world_size,
+    )  # fmt: skip
     traced = profile(spec, family_of(config, gpu), shape_of(workload))
     model = replace(CostModel.of(workload, gpu, rates_by_table(gpu), [traced]), evaluation=recorded.evaluation)
     found = model.breakdown(config, traced)

@@ -148,12 +148,8 @@ def test_if_nothing_fits_the_nearest_and_the_change_are_told(estimated, wide_lla
         estimated(allow="exact", **some_gpu)
     text = str(error.value)
     assert text.startswith("nothing fits: micro-batch 1, checkpointing full comes nearest")  # changed knobs alone
-    for words in (
-        "a GPU has 1.04 GiB",
-        "(--allow ",
-        "which probably fits; as it is, it fits rtx-3070 (estimate --gpu)",
-    ):
-        assert words in text
+    told = ("a GPU has 1.04 GiB", "(--allow ", "which probably fits; as it is, it fits rtx-3070 (estimate --gpu)")
+    assert all(words in text for words in told)
     found = estimated(fix=fix_in(text), **some_gpu)
     assert "; a GPU has " in miss(found.predicted, found.device)
     within = found.device.model_copy(update={"memory_bytes": 1 << 20})

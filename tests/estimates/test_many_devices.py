@@ -33,13 +33,9 @@ class AnyFamily(dict[Family, Profile]):
         width = 4 if family.dtype == "float32" else 2
         layer = make_group(1000, 1000, element_bytes=width)
         return make_profile(
-            family,
-            parameters=(layer.model_copy(update={"count": 4}),),
-            layer=(layer,),
-            layers=4,
-            storages=make_storages((0, 3, 0, 1e6), (2, 3, 1, 0, True)),
-            hidden_bytes=1e5,
-        )
+            family, parameters=(layer.model_copy(update={"count": 4}),), layer=(layer,), layers=4,
+            storages=make_storages((0, 3, 0, 1e6), (2, 3, 1, 0, True)), hidden_bytes=1e5,
+        )  # fmt: skip
 
     __missing__ = get
 

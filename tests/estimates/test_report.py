@@ -70,15 +70,10 @@ def found(rates: str | None = "a data sheet"):
     intervals = [name for name in MemoryBreakdown.model_fields if name.endswith("_interval")]
     estimate = CostEstimate(
         memory=MemoryBreakdown(**dict.fromkeys(fields, 1), **dict.fromkeys(intervals, Interval(low=0, high=2))),
-        step_time_s=0.5,
-        step_time_interval=Interval(low=0.25, high=1.0),
-        samples_per_second=32.0,
-        samples_per_second_interval=Interval(low=16.0, high=64.0),
-        tokens_per_second=4096.0,
-        tokens_per_second_interval=Interval(low=2048.0, high=8192.0),
-        flops_per_step=1e12,
-        mfu=0.4,
-    )
+        step_time_s=0.5, step_time_interval=Interval(low=0.25, high=1.0), samples_per_second=32.0,
+        samples_per_second_interval=Interval(low=16.0, high=64.0), tokens_per_second=4096.0,
+        tokens_per_second_interval=Interval(low=2048.0, high=8192.0), flops_per_step=1e12, mfu=0.4,
+    )  # fmt: skip
     hardware = make_gpu()
     device = Device(name="a100-80gb", hardware=hardware, memory_bytes=hardware.memory_bytes, rates=rates)
     return predicted(make_config(16), estimate, workload=make_workload(), device=device)

@@ -13,9 +13,7 @@ pytestmark = pytest.mark.usefixtures("whole_device")
 # count, which takes arithmetic.
 EACH = [
     pytest.param(
-        name,
-        precision,
-        marks=pytest.mark.gpu if name == "DeBERTa" or (number + half) % 2 else pytest.mark.cuda,
+        name, precision, marks=pytest.mark.gpu if name == "DeBERTa" or (number + half) % 2 else pytest.mark.cuda
     )
     for number, name in enumerate(FAMILIES)
     for half, precision in enumerate(("fp32", "bf16"))

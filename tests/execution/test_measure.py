@@ -316,6 +316,5 @@ def test_the_allocators_retries_are_those_of_the_measured_steps_after_the_second
     assert timer.alloc_retries == 9
     found = timer.measurement(make_request(), Memory(), None, {}, None)
     assert found.alloc_retries == 9
-    assert found.warnings == (
-        "the allocator ran short 9 times while it was measured, and gave its cache back: it is too near the budget",
-    )
+    said = "the allocator ran short 9 times while it was measured, and gave its cache back: it is too near the budget"
+    assert found.warnings == (said,)

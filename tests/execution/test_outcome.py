@@ -13,7 +13,7 @@ from autotune.execution.outcome import Ending, first_line, is_out_of_memory
 from autotune.value import write_value
 from autotune.values.conditions import Conditions
 from autotune.values.config import Parallelism
-from autotune.values.trial import Failure, Measurement, Memory, Outcome, TrialStatus
+from autotune.values.trial import Measurement, Memory, Outcome, TrialStatus
 
 LIBGOMP = "libgomp: Thread creation failed: Resource temporarily unavailable\n"
 BITSANDBYTES = "Error out of memory at line 380 in file /src/csrc/pythonInterface.cpp\n"
@@ -73,9 +73,7 @@ def test_a_measurement_outranks_the_end_of_the_process_and_beyond_the_budget_is_
 @pytest.mark.parametrize(("status", "becomes"), [("crashed", "out of memory"), ("invalid", "invalid")])
 def test_a_crash_after_a_failed_allocation_anywhere_in_the_log_is_out_of_memory(tmp_path, status, becomes):
     """A data-loader worker says it; the tracebacks of the trial itself come after."""
-    write_value(
-        Failure(status=status, cause="DataLoader worker exited unexpectedly"), tmp_path / outcome.outcome_file()
-    )
+    write_value(make_failure(status, "DataLoader worker exited unexpectedly"), tmp_path / outcome.outcome_file())
     failure = verdict(tmp_path, log=LIBGOMP + "  frame\n" * 100)
     assert failure.status == becomes
 

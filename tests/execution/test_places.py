@@ -186,9 +186,8 @@ def test_on_the_cpu_devices_are_processes_that_share_what_is_there():
     cpu = make_hardware(cores=4, free_bytes=12 * GIB, count=1)
     hardware, notes = spread_over(3, cpu)
     assert (hardware.count, hardware.cores, hardware.free_bytes) == (3, 4, 4 * GIB)
-    assert notes == [
-        "each training is spread over 3 processes, which share 4 cores; each has the memory budget to itself"
-    ]
+    said = "each training is spread over 3 processes, which share 4 cores; each has the memory budget to itself"
+    assert notes == [said]
     for devices in (None, 1):
         assert spread_over(devices, cpu) == (cpu, [])
 

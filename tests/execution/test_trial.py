@@ -179,9 +179,8 @@ def test_a_module_of_ones_own_is_not_traced_where_its_batches_have_no_row_for_ea
     rows = "lambda rows: {'features': torch.ones(1, 16), 'labels': torch.ones(1).long()}"
     joined = SCRIPT.replace("train_dataset=Rows()", f"train_dataset=Rows(), data_collator={rows}")
     _, workload = described(bench, script(tmp_path, joined, *QUIET))
-    assert traces(bench, workload, None)[1].failures == (
-        "Net: can't be traced, so there is no prediction: batches don't have a row for each sample",
-    )
+    said = "Net: can't be traced, so there is no prediction: batches don't have a row for each sample"
+    assert traces(bench, workload, None)[1].failures == (said,)
 
 
 def test_a_module_of_ones_own_is_traced_with_its_loss_on_batches_of_its_data(bench, net):

@@ -158,8 +158,6 @@ def test_accelerate_reads_its_file_which_leaves_to_deepspeed_what_is_deepspeeds(
 
 
 def test_training_arguments_read_their_file_and_fsdps(tmp_path):
-    from transformers import HfArgumentParser, TrainingArguments
-
     on_cpu = make_hardware(versions=installed_versions())  # whose arguments can be made here
     measured(2, sharding="fsdp_grad_op", hardware=on_cpu).export("all", tmp_path)
     parser = HfArgumentParser((TrainingArguments,))
@@ -328,10 +326,8 @@ def test_a_file_that_names_another_says_how_that_is_written():
 
 def test_lines_that_train_write_the_script_that_they_run(tmp_path):
     exported = "autotune export 'runs/a b' --to python --output train.py"
-    assert targets.to_train(measured(1), "runs/a b") == (
-        exported,
-        "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} python train.py",
-    )
+    run = "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} python train.py"
+    assert targets.to_train(measured(1), "runs/a b") == (exported, run)
     ulysses = answer_of(make_config(4, **SHARED))
     assert len(targets.to_train(ulysses, "a.json")) == 1
     assert targets.missing_script(ulysses, "a.json", ulysses.export("training-args", tmp_path)).endswith("arguments")

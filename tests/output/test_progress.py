@@ -91,12 +91,9 @@ def log_of(*events, verbose: bool = False, **options) -> list[str]:
 
 def test_a_log_has_a_plain_line_an_event():
     lines = log_of(
-        Note(text="tuning for the CPU"),
-        PhaseBegan(phase=Phase.PREDICTING),
-        make_started(),
-        make_ended(outcome=34.2),
+        Note(text="tuning for the CPU"), PhaseBegan(phase=Phase.PREDICTING), make_started(), make_ended(outcome=34.2),
         make_ended(8, outcome=OUT_OF_MEMORY),
-    )
+    )  # fmt: skip
     what = "precision bf16, micro-batch 16"
     assert lines == [
         "tuning for the CPU",

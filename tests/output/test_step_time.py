@@ -69,11 +69,7 @@ def test_a_profile_tells_what_the_device_did_and_the_rest_of_the_measured_step_i
     assert (base.seconds, base.is_profiled, best) == (2.0, True, None)
     assert step_rows(found.steps)[-1] == ("a step", "2 s")
     explained = Explanation(
-        winner=BIG,
-        winner_samples_per_second=1.0,
-        baseline_samples_per_second=1.0,
-        total=1.0,
-        contributions=(),
+        winner=BIG, winner_samples_per_second=1.0, baseline_samples_per_second=1.0, total=1.0, contributions=(),
         steps=found.steps,
-    )
+    )  # fmt: skip
     assert "0.5 s, 25%" in drawn(explanation_table(explained))

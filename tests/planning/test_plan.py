@@ -4,28 +4,12 @@ import os
 
 import pytest
 from exporting import answer_of
-from factories import (
-    VERSIONS,
-    make_budget,
-    make_config,
-    make_gpu,
-    make_hardware,
-    make_plan,
-    make_result,
-    make_workload,
-)
+from factories import VERSIONS, make_budget, make_config, make_gpu, make_hardware, make_plan, make_result, make_workload
 
 from autotune.errors import InputError, MachineError
 from autotune.planning import plan as plans
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import (
-    changed_files,
-    differences,
-    is_over,
-    reopened,
-    with_earlier,
-    with_files,
-)
+from autotune.planning.plan import changed_files, differences, is_over, reopened, with_earlier, with_files
 from autotune.space.file import load_space
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import Allowance
@@ -89,10 +73,7 @@ def test_an_earlier_winner_is_tried_if_it_trains_the_same_and_may_be_tried():
     wins = make_config(4)
     assert with_earlier(make_plan(), answer_of(wins)).against == wins
     longer = answer_of(wins, workload=make_workload(sequence_length=8192))
-    with pytest.raises(
-        InputError,
-        match=r"can't be tried: it trained something else: sequence length 8192 and \d+$",
-    ):
+    with pytest.raises(InputError, match=r"can't be tried: it trained something else: sequence length 8192 and \d+$"):
         with_earlier(make_plan(), longer)
     with pytest.raises(InputError, match="--against: its winner can't be tried: changes the method"):
         with_earlier(make_plan(allowance=Allowance.OPTIMIZER), answer_of(make_config(4, adapter=LoraAdapter())))

@@ -103,9 +103,8 @@ def test_a_compiled_trial_comes_when_others_give_less_for_their_time_and_only_if
     early.end(early.plan.baseline, early.as_predicted(early.plan.baseline))
     assert early.candidates.next(early.history, early.is_open, left_s=5.0) is None
     said = early.candidates.conclusion(early.history, early.is_open, 5.0)
-    assert re.fullmatch(
-        r"\d were left untried as a trial is expected to take [^;]*: a longer --max-time tries them", said
-    )
+    left = r"\d were left untried as a trial is expected to take [^;]*: a longer --max-time tries them"
+    assert re.fullmatch(left, said)
     assert early.candidates.next(early.history, early.is_open).torch_compile_backend == "inductor"
 
 
@@ -303,10 +302,7 @@ PARAMETERS = {
     "precision": ["bf16", "fp32"], "per_device_train_batch_size": {"choices": "lattice"},
     "optim": ["adamw_torch_fused", "adafactor"], "checkpointing": ["none", "full"],
 }  # fmt: skip
-ADAPTERS = {
-    "adapter": [None, "lora"],
-    "adapter.rank": {"choices": [8, 64], "when": {"adapter": ["lora"]}},
-}
+ADAPTERS = {"adapter": [None, "lora"], "adapter.rank": {"choices": [8, 64], "when": {"adapter": ["lora"]}}}
 
 
 def proposed(space: SearchSpace, *trials: tuple[TrainConfig, Outcome | float]) -> list[TrainConfig]:

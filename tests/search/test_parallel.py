@@ -40,9 +40,8 @@ def test_results_are_taken_in_as_they_come(done):
     told = [e.result.request.number for e in done.events if isinstance(e, TrialEnded)]
     assert told == done.runner.ends
     assert told != sorted(told)
-    assert (
-        sorted(told) == [e.request.number for e in done.events if isinstance(e, TrialStarted)] == list(range(len(told)))
-    )
+    started = [e.request.number for e in done.events if isinstance(e, TrialStarted)]
+    assert sorted(told) == started == list(range(len(told)))
 
 
 def test_the_search_ends_with_the_optimum_that_one_place_finds_after_finals_one_at_a_time(done):

@@ -265,9 +265,8 @@ def test_a_final_that_others_brought_down_says_nothing_of_the_baseline_and_runs_
     failing = [make_failure(**{excuse: True})]
 
     def told(request: TrialRequest) -> Outcome | float:
-        return (
-            failing.pop() if failing and (request.purpose, request.config) == (Purpose.FINAL, BASE) else rate(request)
-        )
+        is_baselines = (request.purpose, request.config) == (Purpose.FINAL, BASE)
+        return failing.pop() if failing and is_baselines else rate(request)
 
     run = search(told, SMALL, budget=make_budget(max_trials=3, finalists=1, final_rounds=1))
     result = run.run()

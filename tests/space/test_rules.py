@@ -65,13 +65,10 @@ TWO, PARTS = Parallelism(world_size=2), Parallelism(world_size=2, tensor_paralle
 HEADS = make_facts(tensor_parallel_heads=8)
 
 CODE = OwnCode(
-    kind="script",
-    shown="python train.py",
-    command=("train.py",),
-    directory="/",
+    kind="script", shown="python train.py", command=("train.py",), directory="/",
     held={"optim": Held(value="adamw_torch", reason="the script hands over an optimizer")},
     barred=(Barred(knob="precision", value="pure_bf16", reason="it casts nothing"),),
-)
+)  # fmt: skip
 HELD = {"hardware": CPU, "workload": make_workload(own_code=CODE)}
 
 PINNED = {"non_blocking": True, "dataloader_pin_memory": True}

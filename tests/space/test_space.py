@@ -47,14 +47,10 @@ def builtin(name: str, effort: Effort = Effort.QUICK, allowance: Allowance = All
         hardware = make_gpu(count=8, versions={**hardware.versions, "deepspeed": "0.19.8"})
         own["parallelism"] = Parallelism(world_size=8)
     return make_space(
-        space=load_space(name),
-        facts=make_facts(**facts),
-        hardware=hardware,
-        workload=make_workload(global_batch_size=global_batch),
-        baseline=make_config(**own),
-        budget=make_budget(effort=effort),
-        allowance=allowance,
-    )
+        space=load_space(name), facts=make_facts(**facts), hardware=hardware,
+        workload=make_workload(global_batch_size=global_batch), baseline=make_config(**own),
+        budget=make_budget(effort=effort), allowance=allowance,
+    )  # fmt: skip
 
 
 def test_dimensions_have_the_order_of_the_file_and_the_baselines_value_even_if_it_is_illegal():
@@ -96,10 +92,8 @@ def test_knobs_of_the_baseline_that_mean_nothing_at_a_value_do_not_bar_it(fields
 def test_no_workers_are_tried_beside_a_baseline_whose_workers_fetch_ahead():
     own = make_config(dataloader_num_workers=2, dataloader_prefetch_factor=4)
     space = make_space({"dataloader_num_workers": [0, 2]}, baseline=own)
-    assert [(way["dataloader_num_workers"], way["dataloader_prefetch_factor"]) for way in space.loadings] == [
-        (0, None),
-        (2, 4),
-    ]
+    ways = [(way["dataloader_num_workers"], way["dataloader_prefetch_factor"]) for way in space.loadings]
+    assert ways == [(0, None), (2, 4)]
 
 
 def test_the_users_own_sampling_bars_nothing_where_lengths_are_not_known():

@@ -50,8 +50,6 @@ def test_global_batch_is_micro_batch_times_accumulation(read):
 
 
 def test_the_files_of_transformers_own_making_can_be_read(read, tmp_path):
-    from transformers import TrainingArguments
-
     written = TrainingArguments(str(tmp_path), per_device_train_batch_size=4, learning_rate=3e-4, hub_token="secret")
     arguments = read(written.to_json_string())
     check_arguments({**arguments.searched, **arguments.fixed}, "args.json")

@@ -14,6 +14,8 @@ from autotune.training.texts import prepare
 from autotune.values.model import Task
 from autotune.values.workload import SYNTHETIC_SAMPLES
 
+OF_TEXTS = [t for t in Task.heads() if t.takes_text and t is not Task.IMAGE_TEXT_TO_TEXT]
+
 
 def synthetic(task, model_type=None, samples=16, **fields):
     workload = workload_of(task, model_type, **fields)
@@ -59,7 +61,7 @@ def test_samples_of_each_task_depend_on_seed_and_index_alone_and_a_model_trains_
     assert loss_of(task, USUAL_MODEL[task], collator([data[i] for i in range(4)])) > 0
 
 
-@pytest.mark.parametrize("task", [t for t in Task.heads() if t.takes_text and t is not Task.IMAGE_TEXT_TO_TEXT])
+@pytest.mark.parametrize("task", OF_TEXTS)
 def test_texts_of_one_length_have_the_mask_that_a_tokenizer_gives(task):
     data, collator = synthetic(task)
     batch = collator([data[0], data[1]])
@@ -141,14 +143,8 @@ def test_transcripts_are_shorter_than_the_recording_and_hold_no_blank():
 
 @pytest.mark.parametrize(
     ("task", "model_type"),
-    [
-        *(
-            (task, USUAL_MODEL[task])
-            for task in Task.heads()
-            if task.takes_text and task is not Task.IMAGE_TEXT_TO_TEXT
-        ),
-        (Task.SEQUENCE_CLASSIFICATION, "bart"),  # which looks for the token that ends a text
-    ],
+    # BART's looks for the token that ends a text.
+    [*((task, USUAL_MODEL[task]) for task in OF_TEXTS), (Task.SEQUENCE_CLASSIFICATION, "bart")],
 )
 def test_a_model_trains_on_real_batches_which_are_as_long_as_their_longest_text(task, model_type, read):
     data, collator = read(task, "abc", "abcdef", "abcdefghi", model_type=model_type)

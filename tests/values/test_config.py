@@ -26,9 +26,8 @@ def test_every_field_of_a_configuration_has_its_knob_in_the_order_of_the_fields(
 
 
 def test_an_argument_that_is_left_out_at_its_default_has_that_default_in_the_library_too():
-    assert {name for name, known in KNOBS.items() if known.knob.argument is not None} <= {*SEARCHED_ARGUMENTS} & {
-        *USUAL
-    }
+    arguments = {name for name, known in KNOBS.items() if known.knob.argument is not None}
+    assert arguments <= {*SEARCHED_ARGUMENTS} & {*USUAL}
     for name, known in KNOBS.items():
         if known.knob.argument == "unless default":
             assert (USUAL[name] or None) == (known.field.default or None), name
@@ -62,10 +61,8 @@ def test_words_and_features_name_the_values_that_are_not_the_default():
     off = make_config(logging_nan_inf_filter=False, torch_compile_backend="inductor", activation_memory_budget=0.0)
     assert show_config(off).endswith("activation_memory_budget 0.0, nan-filter False")
     step = OwnStep(name="s", takes_accumulation=False, knobs={"precision": None}, directory="/", search_path=())
-    assert (
-        show_config(make_config(own={"width": 4}), make_workload(own_step=step))
-        == "precision fp32, attention sdpa, width 4"
-    )
+    own = show_config(make_config(own={"width": 4}), make_workload(own_step=step))
+    assert own == "precision fp32, attention sdpa, width 4"
     held = {"optim": Held(value="adamw_torch_fused", reason="yours")}
     code = OwnCode(kind="script", shown="a.py", command=("a.py",), directory="/", held=held)
     shown = show_config(make_config(), make_workload(own_code=code))

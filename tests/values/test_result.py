@@ -41,13 +41,9 @@ def around(ratio: float | None, half: float | None) -> Interval | None:
 
 def explained(total: float | None, *parts: Contribution, half: float | None = None) -> Explanation:
     return Explanation(
-        winner=make_config(),
-        winner_samples_per_second=total,
-        baseline_samples_per_second=1.0,
-        total=total,
-        total_interval=around(total, half),
-        contributions=parts,
-    )
+        winner=make_config(), winner_samples_per_second=total, baseline_samples_per_second=1.0, total=total,
+        total_interval=around(total, half), contributions=parts,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

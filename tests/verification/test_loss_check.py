@@ -113,13 +113,10 @@ def trained(directory, *, micro_batch=4, task=TASK, dropout=0.1, normalized=True
     workload = make_workload(task=Task.SEQ2SEQ_LM, sequence_length=8, target_length=8, global_batch_size=GLOBAL_BATCH)
     samples, collator = training_data(workload, model.config, samples=TASK.pass_steps * GLOBAL_BATCH, directory=None)
     args = quiet_arguments(
-        directory / "out",
-        per_device_train_batch_size=micro_batch,
-        gradient_accumulation_steps=GLOBAL_BATCH // micro_batch,
-        train_sampling_strategy="sequential",
-        remove_unused_columns=False,
-        **{**arguments_of(task), **arguments},
-    )
+        directory / "out", per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=GLOBAL_BATCH // micro_batch, train_sampling_strategy="sequential",
+        remove_unused_columns=False, **{**arguments_of(task), **arguments},
+    )  # fmt: skip
     rows = repeated(samples, STEPS * GLOBAL_BATCH)
     trainer = Trainer(model=model, args=args, train_dataset=rows, data_collator=collator)
     with around_training(task, trainer, Reading()):
