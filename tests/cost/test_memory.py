@@ -119,12 +119,8 @@ ZERO_3 = Parallelism(world_size=2, sharding="zero_3")
     [
         ({}, 16),  # fp32 and AdamW: 4 bytes each, and two states
         ({"precision": "bf16"}, 16),  # autocast: weights are in fp32
-        ({"precision": "pure_bf16"}, 8),
-        ({"optim": "adafactor"}, 8),
-        ({"optim": "adamw_bnb_8bit"}, 10),
-        ({"optim": "paged_adamw_8bit"}, 8),
-        ({"optim": "galore_adamw"}, 8),
-        ({"adapter": LoraAdapter()}, 4),
+        ({"precision": "pure_bf16"}, 8), ({"optim": "adafactor"}, 8), ({"optim": "adamw_bnb_8bit"}, 10),
+        ({"optim": "paged_adamw_8bit"}, 8), ({"optim": "galore_adamw"}, 8), ({"adapter": LoraAdapter()}, 4),
         ({"adapter": LoraAdapter(), "quantization": "nf4"}, 0.5),
         ({"adapter": LoraAdapter(), "precision": "bf16", "parallelism": ZERO_3}, 1),  # frozen in 16 bits, shared
         # of several devices each has its part
@@ -134,7 +130,7 @@ ZERO_3 = Parallelism(world_size=2, sharding="zero_3")
         ({"parallelism": Parallelism(world_size=4, sharding="zero_3", offload="parameters")}, 0),
     ],
     ids=range(14),
-)
+)  # fmt: skip
 def test_weights_gradients_and_states_need_no_trace(fields, megabytes):
     assert states_bytes(10**6, make_config(**fields)) == megabytes * MB
     assert states_bytes(10**6, make_config(), frozen=250_000) == 13 * MB  # frozen ones have neither gradient nor state

@@ -188,19 +188,16 @@ COMPILED = {"torch_compile_backend": "inductor"}
 @pytest.mark.parametrize(
     ("hardware", "config", "set_to", "seen"),
     [
-        (make_gpu(), {}, "highest", "ieee"),
-        (make_gpu(), {}, "high", None),
-        (make_gpu(), {"tf32": True}, "high", "tf32"),
-        (make_gpu(), {"tf32": True}, "highest", None),
-        (make_gpu(), COMPILED, "high", "tf32"),
-        (make_gpu(), COMPILED, "highest", None),
+        (make_gpu(), {}, "highest", "ieee"), (make_gpu(), {}, "high", None),
+        (make_gpu(), {"tf32": True}, "high", "tf32"), (make_gpu(), {"tf32": True}, "highest", None),
+        (make_gpu(), COMPILED, "high", "tf32"), (make_gpu(), COMPILED, "highest", None),
         (make_gpu(), {**COMPILED, "precision": "bf16"}, "high", "tf32"),
         (make_gpu(), {**COMPILED, "precision": "fp16"}, "highest", "ieee"),
         (make_gpu(starts_with_tf32=True), {"tf32": True}, "high", "tf32"),
         (make_gpu(capability=(7, 5)), COMPILED, "high", "none"),  # accelerate sets it whatever the device
         (make_hardware(), COMPILED, "high", "none"),
     ],
-)
+)  # fmt: skip
 def test_tf32_is_expected_where_a_trainer_has_it_on(hardware, config, set_to, seen):
     """`set_to`: how products in fp32 are computed, by torch's older interface; 'high' is TF32."""
     trainer = SimpleNamespace(model=None, callback_handler=SimpleNamespace(train_dataloader=None))

@@ -40,18 +40,13 @@ def test_every_sharding_is_legal_on_gpus_and_those_of_deepspeed_on_a_cpu(shardin
         {"world_size": 8, "ddp_bucket_cap_mb": 50, "ddp_broadcast_buffers": False},
         {"sharding": "fsdp_full", "offload": "parameters", "wrapping": "size"},
         {"sharding": "fsdp_full", "knobs": {"checkpointing": "every-2nd", "torch_compile_backend": "inductor"}},
-        {"sharding": "zero_1", "offload": "optimizer"},
-        {"sharding": "zero_3", "offload": "parameters"},
+        {"sharding": "zero_1", "offload": "optimizer"}, {"sharding": "zero_3", "offload": "parameters"},
         {"world_size": 1, "sharding": "zero_2", "offload": "optimizer"},
         {"world_size": 8, "replicas": 4, "sharding": "fsdp_grad_op"},
-        {"world_size": 8, "tensor_parallel": 4, "sharding": "fsdp_full", "hardware": MACHINES},
-        {"tensor_parallel": 2},
-        {"world_size": 8, "tensor_parallel": 4, "sharding": "fsdp_full"},
-        SEQUENCE,
-        {**SEQUENCE, "world_size": 8},
+        {"world_size": 8, "tensor_parallel": 4, "sharding": "fsdp_full", "hardware": MACHINES}, {"tensor_parallel": 2},
+        {"world_size": 8, "tensor_parallel": 4, "sharding": "fsdp_full"}, SEQUENCE, {**SEQUENCE, "world_size": 8},
         {**SEQUENCE, "hardware": CPU},
-        {"sharding": "fsdp_full", "facts": make_facts(chunks_loss=True), "knobs": {"chunked_loss": True}},
-        RING,
+        {"sharding": "fsdp_full", "facts": make_facts(chunks_loss=True), "knobs": {"chunked_loss": True}}, RING,
         {**RING, "world_size": 8, "offload": "parameters"},
         {**RING, "knobs": {"precision": "pure_bf16", "adapter": {}, "checkpointing": "full"}},
         {**RING, "facts": make_facts(has_self_attn=True)},  # keys and values are handed on for all heads
@@ -59,7 +54,7 @@ def test_every_sharding_is_legal_on_gpus_and_those_of_deepspeed_on_a_cpu(shardin
         {**SEQUENCE, "model_config": {"layer_types": ["full_attention"] * 2, "sliding_window": 64}},
         {**SEQUENCE, "model_config": {"sliding_window": 64, "use_sliding_window": False}},
     ],
-)
+)  # fmt: skip
 def test_combinations_that_the_libraries_have_are_legal(spread):
     assert why(**spread) == []
 

@@ -264,11 +264,8 @@ def test_without_an_accelerator_nothing_is_pinned_and_there_is_no_cache_to_empty
 @pytest.mark.parametrize(
     ("document", "field", "value"),
     [
-        ({"per_device_train_batch_size": 2}, "per_device_train_batch_size", 2),
-        ({"bf16": True}, "precision", "bf16"),
-        ({"fp16": True}, "precision", "fp16"),
-        ({"tf32": True}, "tf32", True),
-        ({"optim": "sgd"}, "optim", "sgd"),
+        ({"per_device_train_batch_size": 2}, "per_device_train_batch_size", 2), ({"bf16": True}, "precision", "bf16"),
+        ({"fp16": True}, "precision", "fp16"), ({"tf32": True}, "tf32", True), ({"optim": "sgd"}, "optim", "sgd"),
         ({"gradient_checkpointing": True}, "checkpointing", "full"),
         ({"activation_checkpointing": True}, "checkpointing", "full"),
         ({"torch_compile": True}, "torch_compile_backend", "inductor"),
@@ -276,7 +273,7 @@ def test_without_an_accelerator_nothing_is_pinned_and_there_is_no_cache_to_empty
         ({"dataloader_num_workers": 4}, "dataloader_num_workers", 4),
         ({"dataloader_pin_memory": False}, "dataloader_pin_memory", False),
     ],
-)
+)  # fmt: skip
 def test_the_users_arguments_become_the_baselines_knobs(read, document, field, value):
     default, changed = (baseline_config(read(d), 64, make_facts(), make_gpu()) for d in ({}, document))
     assert getattr(default, field) != value
