@@ -99,9 +99,8 @@ def thin_llama(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def wide_llama(tmp_path_factory) -> Path:
     """A Llama whose logits alone take 250 MiB at a micro-batch of 16 x 128: it can be made to run out of memory."""
-    return write_model(
-        tmp_path_factory.mktemp("models") / "wide-llama", {**TINY_LLAMA, "vocab_size": 32000, "num_hidden_layers": 1}
-    )
+    wide = {"vocab_size": 32000, "num_hidden_layers": 1}
+    return write_model(tmp_path_factory.mktemp("models") / "wide-llama", {**TINY_LLAMA, **wide})
 
 
 @pytest.fixture(scope="session")

@@ -94,9 +94,8 @@ def make_budget(**fields: Any) -> Budget:
 def make_space_file(parameters: dict[str, Any], rules: Sequence[dict[str, Any]] = ()) -> SpaceFile:
     """Each parameter is a list of choices, 'lattice', or a mapping as in a file."""
     written = {n: p if isinstance(p, dict) else {"choices": p} for n, p in parameters.items()}
-    return SpaceFile.model_validate(
-        {"name": "test", "description": "a test's", "parameters": written, "rules": list(rules)}
-    )
+    document = {"name": "test", "description": "a test's", "parameters": written, "rules": list(rules)}
+    return SpaceFile.model_validate(document)
 
 
 def make_problem(**fields: Any) -> Problem:

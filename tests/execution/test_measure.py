@@ -179,9 +179,8 @@ def test_a_step_that_a_fused_optimizer_skips_by_itself_is_not_taken_for_a_real_o
     """Under accelerate a fused optimizer is stepped in any case, and finds out on the device that it must not."""
     Accelerator(cpu=device == "cpu")  # makes the state that the optimizer asks
     weight = torch.nn.Parameter(torch.ones(4, device=device))
-    optimizer = AcceleratedOptimizer(
-        torch.optim.AdamW([weight], fused=fused), scaler=torch.amp.GradScaler(device), device_placement=False
-    )
+    plain, scaler = torch.optim.AdamW([weight], fused=fused), torch.amp.GradScaler(device)
+    optimizer = AcceleratedOptimizer(plain, scaler=scaler, device_placement=False)
     timer, control = timer_of(clock, measure_steps=2), SimpleNamespace(should_training_stop=False)
     gradients = [torch.inf] * 4 + [1.0] * 9
     for step, gradient in enumerate(gradients):

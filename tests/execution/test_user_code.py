@@ -273,9 +273,8 @@ def test_an_adapter_of_the_codes_own_is_told_so_that_it_can_be_put_on_again(llam
 )
 def test_packed_weights_are_those_of_the_family_and_the_others_have_the_type(llama, tmp_path, options, packed):
     llama.save_pretrained(tmp_path)
-    model = LlamaForCausalLM.from_pretrained(
-        tmp_path, quantization_config=BitsAndBytesConfig(**options), dtype="bfloat16"
-    )
+    how = BitsAndBytesConfig(**options)
+    model = LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=how, dtype="bfloat16")
     assert (user_code.weights_of(model), user_code.quantization(model)) == ("bfloat16", packed)
     assert user_code.counts_of(model)["parameters"] == user_code.counts_of(llama)["parameters"]
     assert user_code.not_traced(model, model) == "the model has packed weights and no adapter"

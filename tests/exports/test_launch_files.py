@@ -28,9 +28,8 @@ from autotune.verification.verdict import assemble
 
 def measured(world_size: int = 2, *, hardware=None, knobs: dict[str, Any] | None = None, **spread: Any) -> TuningResult:
     config = make_config(2, parallelism=Parallelism(world_size=world_size, **spread), **(knobs or {}))
-    workload = make_workload(
-        model=make_spec(config={"hidden_size": 100}), fixed_arguments=(knobs or {}) and {"max_grad_norm": 0.5}
-    )
+    fixed = {"max_grad_norm": 0.5} if knobs else {}
+    workload = make_workload(model=make_spec(config={"hidden_size": 100}), fixed_arguments=fixed)
     return answer_of(config, workload=workload, hardware=hardware or GPU)
 
 

@@ -55,10 +55,8 @@ def test_the_winners_memory_is_predicted_with_the_batches_in_which_it_evaluates(
     forward = ForwardPass(storages=make_storages((0, 1, 0, 1 << 20)), outputs_bytes=line(0, 0))
     families = {family_of(config, read_plan(run).hardware) for config in (BASE, BEST)}
     (run / "trace").mkdir()
-    write_value(
-        Traces(profiles=tuple(make_profile(family, evaluation=forward) for family in families)),
-        run / "trace" / "answer.json",
-    )
+    profiles = tuple(make_profile(family, evaluation=forward) for family in families)
+    write_value(Traces(profiles=profiles), run / "trace" / "answer.json")
     plan, soaked = read_plan(run), Soaked(eval_batch_size=64, checkpoint_bytes=None)
     checked = {"soaked": soaked, "arguments": arguments_of(BEST, plan.workload, plan.hardware, soaked)}
     load(run / "best-config.json").model_copy(update=checked).save(run / "best-config.json")

@@ -249,10 +249,8 @@ def test_the_finals_of_a_configuration_become_one_measurement():
 
 def test_a_speedup_between_different_global_batches_is_per_sample():
     plan = make_plan(workload=make_workload(global_batch_size=None), baseline=BASE)
-    results = [
-        make_result(config, make_measurement(step_times_s=(1.0, 1.0)), purpose=Purpose.FINAL, number=n)
-        for n, config in enumerate((BASE, FAST))
-    ]
+    one = make_measurement(step_times_s=(1.0, 1.0))
+    results = [make_result(c, one, purpose=Purpose.FINAL, number=n) for n, c in enumerate((BASE, FAST))]
     assert Finals(SearchState(plan, results)).speedup(FAST, BASE).ratio == pytest.approx(2.0)
 
 
