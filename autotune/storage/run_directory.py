@@ -2,7 +2,7 @@
 
 ::
 
-    runs/t5-small-20261121-020000/
+    runs/t5-small-20261121-020000-47/
         search.json           the plan: options, and all that is settled before the first trial
         trials/0000/          request.json, result.json and log.txt of each trial
         best-config.json      the answer, rewritten whenever it changes
