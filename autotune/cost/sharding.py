@@ -338,11 +338,11 @@ def exposed_seconds(
             messages = max(1, math.ceil(size / (2 * ZERO_BUCKET_ELEMENTS)))
         seconds = size / bandwidth + messages * latency_s
         count = accumulation if when in ("forward", "backward") else 1.0
-        if when == "step" or network.on_cpu:
+        if when == "step" or (network.on_cpu and way.engine != "ddp"):  # there DeepSpeed has no stream beside the first
             total = total + count * seconds
             continue
-        # It goes on while the device computes, but for the first or the last message. Where weights are gathered again
-        # in a backward pass that also reduces, each has one half of it.
+        # It goes on while the device computes (gloo has threads of its own), but for the first or last message. Where
+        # weights are gathered again in a backward pass that also reduces, each has one half of it.
         behind, least = forward_s if when == "forward" else forward_s * backward, seconds / messages
         shared = 0.0 if when == "forward" or not way.regathers else count if when == reduced else 1.0
         total = total + (count - shared) * np.maximum(least, seconds - behind)

@@ -229,10 +229,21 @@ def test_the_network_is_slower_than_a_node(sharding):
     assert seconds(sharding, world=16) > seconds(sharding, world=8)
 
 
-def test_nothing_hides_on_a_cpu_and_weights_after_the_step_nowhere():
+def test_nothing_hides_on_a_cpu_but_ddps_gradients_and_weights_after_the_step_nowhere():
     assert seconds("zero_1", micro=LONG) >= PSI * 7 / 8 / NVLINK.link
     gloo = replace(NVLINK, on_cpu=True)
-    assert seconds("fsdp_full", network=gloo, micro=LONG) == pytest.approx(seconds("fsdp_full", network=gloo))
+    assert seconds("zero_3", network=gloo, micro=LONG) == pytest.approx(seconds("zero_3", network=gloo))
+    assert seconds("none", network=gloo, micro=LONG) == pytest.approx(
+        seconds("none", network=gloo)
+    )  # one bucket, the last
+    slow = replace(gloo, link=1e6)
+    assert seconds("none", network=slow, micro=LONG, ddp_bucket_cap_mb=1) < seconds("none", network=slow) / 1.5
+
+
+def test_gloo_gathers_at_a_third_of_the_rate_at_which_it_reduces():
+    gloo = replace(NVLINK, on_cpu=True, link=1e6, node=1e6)
+    reducing, gathering = 2 * PSI * 7 / 8 / gloo.link, PSI * 7 / 8 / gloo.link
+    assert seconds("zero_1", network=gloo) == pytest.approx(reducing + 3 * gathering, rel=1e-3)
 
 
 def test_ddp_waits_for_the_last_micro_batch_while_stage_2_reduces_each():
