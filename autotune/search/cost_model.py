@@ -126,7 +126,7 @@ def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResu
     if model is None or plan.workload.is_users_own:
         return
     # Checks are left out: they also evaluate and save, or train without dropout.
-    trained = [r for r in results if r.request.task is None and not (r.measurement and r.measurement.is_disturbed)]
+    trained = [r for r in results if r.request.task is None and not r.is_disturbed]
     found = [observation for result in trained if (observation := model.observation(result)) is not None]
     if found:
         add_observations(plan.hardware, plan.workload.model.model_type, found)

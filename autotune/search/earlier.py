@@ -150,8 +150,7 @@ def _explored(plan: SearchPlan, search: RecordedSearch) -> dict[TrainConfig, Tri
     fails = () if any(t.measurement for t in search.trials) else (TrialStatus.CRASHED, TrialStatus.INVALID)
     for trial in search.trials:
         request = trial.request
-        is_disturbed = trial.measurement is not None and trial.measurement.is_disturbed
-        if trial.is_excused or is_disturbed or trial.status in fails:  # of which the configuration isn't the cause
+        if trial.is_excused or trial.is_disturbed or trial.status in fails:  # not by the configuration
             continue
         if not request.purpose.explores or request.config.parallelism.world_size not in plan.world_sizes:
             continue

@@ -231,11 +231,6 @@ class Measurement(Value):
         return bool(self.alloc_retries)
 
     @property
-    def is_disturbed(self) -> bool:
-        """Whether others took so much of the machine that its rate says nothing to a later search."""
-        return self.conditions is not None and self.conditions.taken_share > QUIET_SHARE
-
-    @property
     def shown_interval(self) -> Interval:
         """The interval of samples/s, widened to the share of the cores' time that other processes took."""
         taken = self.conditions.taken_share if self.conditions is not None else 0.0
@@ -267,6 +262,12 @@ class TrialResult(Value):
     warnings: tuple[str, ...] = ()  # warnings of the parent process
     began: float = 0.0  # start, in seconds since 1970
     place: str = ""  # which of several devices or nodes ran it; empty: there was one
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether others took so much of the machine that the rate says nothing to a later search."""
+        seen = None if self.measurement is None else self.measurement.conditions
+        return seen is not None and seen.taken_share > QUIET_SHARE
 
     @property
     def status(self) -> TrialStatus:
