@@ -97,15 +97,18 @@ def _steps(profile: Profile, micro_batch: float, accumulation: float, share: Sha
 
 def _peak(profile: Profile, storages: Storages, share: Share, samples: float, *, later: bool) -> Components:
     """Return the memory of a pass at its peak; `later`: an earlier micro-step's gradients are there."""
-    lines, in_forward, moments = _moments(storages, later)
-    activations, temporaries, gradients, fresh = (lines[..., 0] + lines[..., 1] * samples).T
-    activations, has_gradients = share.kept * activations, gradients > 0
-    gradients = share.gradient_share * (fresh if later else gradients) + (share.accumulated if later else 0.0)
+    adds = later and share.adds
+    lines, in_forward, moments = _moments(storages, adds, every=share.message > 0)
+    activations, temporaries, made, fresh = (lines[..., 0] + lines[..., 1] * samples).T
+    activations, has_gradients = share.kept * activations, made > 0
+    gradients = share.gradient_share * (fresh if adds else made) + (share.accumulated if later else 0.0)
     if share.in_backward:
         temporaries = temporaries + share.stepping * (gradients > 0)
         gradients = np.minimum(gradients, share.gradients)
     buffers = np.where(has_gradients, share.backward_buffers, share.loss_buffers)
     buffers = np.where(in_forward, share.forward_buffers, buffers)
+    filled = np.minimum(share.message, made - fresh if adds else made)
+    buffers = buffers + share.copies * filled - share.released * made
     at = int((activations + temporaries + gradients + buffers).argmax())
     kept, taken, made, moved = (float(part[at]) for part in (activations, temporaries, gradients, buffers))
     weights = share.weights + always_bytes(profile)
@@ -113,8 +116,11 @@ def _peak(profile: Profile, storages: Storages, share: Share, samples: float, *,
 
 
 @functools.lru_cache(maxsize=1024)
-def _moments(storages: Storages, later: bool) -> tuple[Vector, NDArray[np.bool_], list[str]]:
-    """Return a pass's peaks at any micro-batch as `alive` has them, whether in the forward pass, and what runs then."""
+def _moments(storages: Storages, later: bool, *, every: bool) -> tuple[Vector, NDArray[np.bool_], list[str]]:
+    """Return a pass's peaks at any micro-batch as `alive` has them, whether in the forward pass, and what runs then.
+
+    `every`: all moments.
+    """
     found, moments = storages.alive, list[int]()
     # Of forward and backward pass each, with all gradients or where some are dealt out. Within a pass the buffers of
     # several devices don't count: they come and go, and a published training of LoRA by FSDP takes 2 % less than the
@@ -129,7 +135,7 @@ def _moments(storages: Storages, later: bool) -> tuple[Vector, NDArray[np.bool_]
             if len(order):
                 at = first + order[np.argmax(constant[order] + slope[order] * _SAMPLES[:, None], axis=1)]
                 moments += at.tolist()
-    highest = np.unique(moments)
+    highest = np.arange(len(found)) if every else np.unique(moments)
     made = [int(storages.rows[(storages.rows[:, 0] == at).argmax(), 6]) for at in highest] if storages.origins else []
     origins = [storages.origins[origin] for origin in made] or [("", "")] * len(highest)
     names = [f"{REFERENCE}: {name}" if module.startswith(REFERENCE) else name for module, name in origins]

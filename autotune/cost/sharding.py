@@ -97,6 +97,10 @@ class Share:
     loss_buffers: float = 0.0  # the same in the backward pass while there are no gradients yet
     backward_buffers: float = 0.0  # the same when there are
     step_buffers: float = 0.0  # the same at the optimizer's step
+    adds: bool = True  # gradients of a micro-batch to those before it as they are made, not once they are reduced
+    message: float = 0.0  # on a CPU: the most of the gradients that are put together as they are made, to be sent
+    copies: int = 0  # of what there is of it, beside `backward_buffers`
+    released: float = 0.0  # on a CPU: bytes of gathered weights that are given back for each byte of gradients
     kept: float = 1.0  # share of the activations that are stored
     in_backward: bool = False  # weights are updated in the backward pass, so gradients are few and steps are there
     host: float = 0.0  # of the host's memory
@@ -200,8 +204,12 @@ def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
     states, paged = state_bytes(optim, [master])
     partition = 4.0 * master.elements
     temporaries = temporary_bytes(optim, [master], profile.family.gpu)
-    # In stages 1 and 2 there are two messages, one that is filled while the other is sent (`overlap_comm`).
-    bucket = (1 if gathers else 2) * ZERO_BUCKET_ELEMENTS * width
+    # Stages 1 and 2 have two messages, one that is filled while the other is sent (`overlap_comm`). On a CPU one takes
+    # memory as it is filled; stages 2 and 3 send a copy (`cat`), of which gloo's reduce-scatter makes another.
+    trained = max(1.0, float(profile.gradients_bytes))
+    message = min(ZERO_BUCKET_ELEMENTS * width, trained) if profile.family.device == "cpu" else 0.0
+    bucket = message or (1 if gathers else 2) * ZERO_BUCKET_ELEMENTS * width
+    stays = bucket if gathers else 0.0  # stages 1 and 2 give theirs back when all is reduced
     whole, layer = total_bytes(profile.parameters), total_bytes(profile.layer or profile.parameters)
     elements = sum(g.count * g.elements for g in profile.parameters)
     # Stage 3 leaves a billion elements gathered at the most, by default (`max_live_parameters`).
@@ -210,20 +218,24 @@ def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
     # the step, in 16 bits twice: into a flat tensor, and that to fp32.
     reduced = profile.gradients_bytes / ranks
     # Stage 2 keeps gradients until the message that they go into is sent.
-    share = min(1.0, 1 / ranks + bucket / max(1.0, float(profile.gradients_bytes))) if way.gradients else 1.0
+    share = (0.0 if gathers or message else min(1.0, 1 / ranks + bucket / trained)) if way.gradients else 1.0
     updating = temporaries if gathers else max(reduced if width < 4 else 0.0, temporaries)
     found = Share(
         weights=whole / (ranks if gathers else 1) + profile.buffers_bytes,
         states=states + partition + (reduced if gathers else 0.0),
         paged=paged,
         gradients=0.0 if gathers else reduced,
-        gradient_share=0.0 if gathers else share,
+        gradient_share=share,
         accumulated=0.0 if gathers else reduced if way.gradients else profile.gradients_bytes,
         stepping=partition + updating,
-        forward_buffers=gathered + (bucket if gathers else 0.0),
-        loss_buffers=gathered + (bucket if gathers else 0.0),
-        backward_buffers=gathered + bucket,
-        step_buffers=bucket if gathers else 0.0,  # stages 1 and 2 give theirs back when all is reduced
+        forward_buffers=gathered + stays,
+        loss_buffers=gathered + stays,
+        backward_buffers=gathered + (stays if message else bucket),
+        step_buffers=stays,
+        adds=not way.gradients,
+        message=message,
+        copies=1 + way.gradients,
+        released=gathered / trained if message else 0.0,
     )
     if spread.parallelism.offload == "none":
         return found

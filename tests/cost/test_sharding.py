@@ -151,6 +151,15 @@ def test_deepspeed_has_messages_of_gradients_and_stage_3_leaves_a_billion_weight
     assert three.backward_buffers == pytest.approx(2 * ZERO_BUCKET_ELEMENTS + 2e9, rel=0.001)
 
 
+@pytest.mark.parametrize(("sharding", "gradients"), [("none", 8 + 4), ("zero_1", 8 + 4), ("zero_2", 4 + 8)])
+def test_zero_2_has_a_later_micro_batchs_gradients_until_they_are_reduced(sharding, gradients):
+    matrix, rows = make_group(1000, 1000), ((2, 3, 4 * MB, 0, True), (3, 4, 4 * MB, 0, True))
+    two = {"parameters": (matrix.model_copy(update={"count": 2}),), "layer": (matrix,)}
+    model = make_profile(make_family(device="cuda"), storages=make_storages((0, 2, 0, MB), *rows), **two)
+    held = share(model, sharding, 2, mixed=False, accumulated=True)
+    assert parts_of(model, "sgd", 1, 2, held).gradients == gradients * MB
+
+
 @pytest.mark.parametrize(
     ("sharding", "offload"), [("zero_2", "optimizer"), ("zero_3", "parameters"), ("fsdp_full", "parameters")]
 )
