@@ -4,6 +4,7 @@
 
 #include "clock.h"
 #include "device.h"
+#include "stream.h"
 
 using namespace fake;
 #define API extern "C" __attribute__((visibility("default"))) CUresult
@@ -214,6 +215,10 @@ API cuMemImportFromShareableHandle(CUmemGenericAllocationHandle*, void*, CUmemAl
 API cuMemRetainAllocationHandle(CUmemGenericAllocationHandle*, void*) { return CUDA_ERROR_NOT_SUPPORTED; }
 API cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp*, CUmemGenericAllocationHandle) {
   return CUDA_ERROR_NOT_SUPPORTED;
+}
+API cuStreamIsCapturing(CUstream s, CUstreamCaptureStatus* status) {
+  *status = (CUstreamCaptureStatus)(stream_of(s) && stream_of(s)->capturing);
+  return CUDA_SUCCESS;
 }
 API cuStreamWriteValue32_v2(CUstream, CUdeviceptr, cuuint32_t, unsigned) { return CUDA_SUCCESS; }
 
