@@ -25,7 +25,7 @@ from autotune.execution import environment, user_code
 from autotune.execution.gradients import reported_split, split_of_loop, split_of_trainer
 from autotune.execution.runner import DESCRIBE_LIMIT_S
 from autotune.execution.user_code import CodeError, looked_at, own_values
-from autotune.execution.user_data import collated_lengths, ends, first_batch, has_rows, lengths_of, view
+from autotune.execution.user_data import batch_size, collated_lengths, ends, first_batch, has_rows, lengths_of, view
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
 from autotune.training.build import describe, frozen_paths
@@ -225,7 +225,7 @@ class Training:
             if self.trainer.train_dataset is None:
                 raise InputError(f"your {self.name} has no train_dataset, so there is nothing to train on")
             return
-        made = getattr(self.trainer.get_train_dataloader(), "total_batch_size", None)
+        made = batch_size(self.trainer.get_train_dataloader())
         asked = self.arguments["per_device_train_batch_size"]
         if made is not None and made != asked:
             raise InputError(

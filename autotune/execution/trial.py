@@ -34,7 +34,7 @@ from autotune.execution.outcome import is_out_of_memory
 from autotune.execution.peak_parts import PeakRecorder
 from autotune.execution.step_profile import StepProfile
 from autotune.execution.token_ring import Turns
-from autotune.execution.user_data import RowCount, distinct_samples, longest_of, ordered, view
+from autotune.execution.user_data import RowCount, batch_size, distinct_samples, longest_of, ordered, view
 from autotune.stand_in import host_values
 from autotune.stand_in.device import is_rehearsal
 from autotune.training.adapters import prepare_model
@@ -312,8 +312,9 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
         outcome = trained(trial, probe, trainer, train, reading)
         if code.has_rows:
             rows.check()
-        asked = request.config.per_device_train_batch_size * request.config.parallelism.data_parallel
-        made = getattr(trainer.callback_handler.train_dataloader, "total_batch_size", None)
+        ranks = request.config.parallelism.data_parallel
+        asked = request.config.per_device_train_batch_size * ranks
+        made = batch_size(trainer.callback_handler.train_dataloader, ranks)
         if made not in (None, asked):
             raise NoEffectError(f"a micro-batch of {asked} was asked for, but batches of {made} were made")
         return outcome

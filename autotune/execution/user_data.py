@@ -154,6 +154,12 @@ def first_batch(trainer: Any, samples: Any, size: int) -> Any:
     return cut(batch, slice(size)) if size < (rows_of(batch, size) or 0) == trainer.args.train_batch_size else batch
 
 
+def batch_size(loader: Any, ranks: int = 1) -> int | None:
+    """Return the samples of a batch of all ranks together; None: the loader, of the user's own perhaps, has no size."""
+    each = getattr(loader, "batch_size", None)
+    return getattr(loader, "total_batch_size", each and each * ranks)  # of one that accelerate has prepared
+
+
 def cut(batch: Mapping[str, Any], part: slice) -> dict[str, Any]:
     """Return some rows of a batch, of tensors and of lists as long as these, which hold texts."""
     rows = {len(v) for v in batch.values() if isinstance(v, torch.Tensor) and v.ndim}

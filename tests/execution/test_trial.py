@@ -399,8 +399,9 @@ def test_functions_that_the_stand_in_has_not_are_no_fault_of_the_script(bench, t
 
 
 @pytest.mark.slow
-def test_batches_that_do_not_follow_the_arguments_are_refused(bench, tmp_path):
-    loader = "self.accelerator.prepare(torch.utils.data.DataLoader(self.train_dataset, batch_size=5))"
+@pytest.mark.parametrize("prepared", ["", "self.accelerator.prepare"])
+def test_batches_that_do_not_follow_the_arguments_are_refused(bench, tmp_path, prepared):
+    loader = f"{prepared}(torch.utils.data.DataLoader(self.train_dataset, batch_size=5))"
     head = "class NetTrainer(Trainer):\n"
     own = SCRIPT.replace(head, f"{head}    def get_train_dataloader(self):\n        return {loader}\n\n")
     with pytest.raises(InputError, match="get_train_dataloader makes batches of 5, whatever per_device"):
