@@ -133,6 +133,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         # Training ends when enough is known, and not before: other callbacks come first.
         if control.should_training_stop and state.global_step < state.max_steps:  # another callback of the user's code
             control.should_training_stop = False
+        control.should_evaluate = control.should_save = False  # which would be timed with the next step
         if not self.first_step_s:
             self.clock.settle()
             self.first_step_s = self.stopwatch.elapsed_s() - self.startup_s

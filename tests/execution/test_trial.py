@@ -331,9 +331,15 @@ def test_an_order_that_a_trial_can_not_make_is_the_codes(bench, tmp_path, order,
     assert ("train_sampling_strategy" in description.own.held) == is_held
 
 
-def test_callbacks_that_wait_for_evaluations_are_left_out(bench, tmp_path):
-    patience = "from transformers import EarlyStoppingCallback\n\nclass Patience(EarlyStoppingCallback):\n    pass\n"
-    text = SCRIPT.replace("eval_dataset=Rows(8)", "eval_dataset=Rows(8), callbacks=[Patience()]")
+def test_callbacks_that_wait_for_evaluations_are_left_out_and_those_that_ask_for_one_get_none(bench, tmp_path):
+    patience = (
+        "from transformers import EarlyStoppingCallback, TrainerCallback\n\n"
+        "class Patience(EarlyStoppingCallback):\n    pass\n\n"
+        "class Often(TrainerCallback):\n    def on_step_end(self, args, state, control, **kwargs):\n"
+        "        control.should_evaluate = control.should_save = True\n"
+    )
+    text = SCRIPT.replace("eval_dataset=Rows(8)", "eval_dataset=Rows(8), callbacks=[Patience(), Often()]")
+    text = text.replace("trainer.train()", "trainer.evaluate = trainer._save_checkpoint = None\ntrainer.train()")
     _, workload = described(bench, script(tmp_path, patience + text, *QUIET, "--eval_strategy", "epoch"))
     measured(bench, workload, per_device_train_batch_size=4)
 
