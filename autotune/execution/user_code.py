@@ -190,7 +190,7 @@ def run_script(code: OwnCode) -> None:
         runpy.run_module(code.command[0], run_name="__main__", alter_sys=True)
     else:
         sys.path.insert(0, str((Path(code.directory) / code.command[0]).resolve().parent))
-        runpy.run_path(code.command[0], run_name="__main__")
+        runpy.run_path(str(Path(code.command[0]).absolute()), run_name="__main__")
 
 
 def unpickled(file: Path, sha256: str, name: str) -> Any:

@@ -155,11 +155,11 @@ def test_a_failure_in_training_does_not_reach_the_handlers_of_code_which_trains_
 
 def test_a_script_sees_its_own_arguments_directory_and_modules(tmp_path):
     (tmp_path / "beside.py").write_text("VALUE = 7\n")
-    seen = "f'{sys.argv} {os.getcwd()} {beside.VALUE} {__name__}'"
+    seen = "f'{sys.argv[1:]} {__file__} {os.getcwd()} {beside.VALUE} {__name__}'"
     told = f"import sys, os, pathlib, beside\npathlib.Path('told').write_text({seen})\n"
     with pytest.raises(CodeError, match=r"train.py: it ended without having called Trainer.train.*find\(step="):
         run_until_training(script(tmp_path, told, "--a", "1"), tmp_path, lambda trainer, train: None)
-    assert (tmp_path / "told").read_text() == f"['train.py', '--a', '1'] {tmp_path} 7 __main__"
+    assert (tmp_path / "told").read_text() == f"['--a', '1'] {tmp_path}/train.py {tmp_path} 7 __main__"
 
 
 THREE = cloudpickle.dumps(lambda: 3)
