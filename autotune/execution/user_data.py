@@ -150,8 +150,9 @@ def first_batch(trainer: Any, samples: Any, size: int) -> Any:
     alone: dict[str, Any] = {f"dataloader_{name}": value for name, value in loading.items()}
     few = patch.multiple(trainer, train_dataset=samples, _train_batch_size=size)
     with few, patch.multiple(trainer.args, train_sampling_strategy="sequential", **alone):
-        batch = next(iter(trainer.get_train_dataloader()))
-    return cut(batch, slice(size)) if size < (rows_of(batch, size) or 0) == trainer.args.train_batch_size else batch
+        batch = next(iter(loader := trainer.get_train_dataloader()))
+    made = batch_size(loader) or trainer.args.train_batch_size
+    return cut(batch, slice(size)) if size < made == rows_of(batch, size) else batch
 
 
 def batch_size(loader: Any, ranks: int = 1) -> int | None:

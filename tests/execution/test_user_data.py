@@ -5,12 +5,14 @@ import pytest
 import torch
 from datasets import Dataset
 from factories import make_config, make_request, make_workload
+from own_trainings import quiet_arguments
 from transformers import Trainer, TrainingArguments
 
 from autotune.execution.user_data import (
     View,
     collated_lengths,
     cut,
+    first_batch,
     lengths_of,
     longest_of,
     ordered,
@@ -99,6 +101,14 @@ def test_lengths_that_only_the_collator_makes_are_read_from_its_batches(tmp_path
         write_lengths(lengths, tmp_path / LENGTHS_FILE)
         assert longest_of(rows, 2, stored_lengths(rows, tmp_path)).tolist() == [1, 6]
         assert stored_lengths(rows[:3], tmp_path) is None
+
+
+def test_a_batch_of_pairs_is_whole_though_it_has_as_many_rows_as_the_trainers_micro_batch(tmp_path):
+    """As DPO and reward trainers make them, of 8 samples by default."""
+    made = Trainer(
+        torch.nn.Linear(1, 1), quiet_arguments(tmp_path), lambda pairs: {"x": torch.ones(2 * len(pairs), 1)}, ROWS
+    )
+    assert [len(first_batch(made, ROWS[:size], size)["x"]) for size in (2, 4)] == [4, 8]
 
 
 def test_rows_of_a_batch_are_cut_from_its_tensors_and_texts():
