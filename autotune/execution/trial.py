@@ -312,9 +312,8 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
         outcome = trained(trial, probe, trainer, train, reading)
         if code.has_rows:
             rows.check()
-        ranks = request.config.parallelism.data_parallel
-        asked = request.config.per_device_train_batch_size * ranks
-        made = batch_size(trainer.callback_handler.train_dataloader, ranks)
+        asked = request.config.per_device_train_batch_size
+        made = batch_size(trainer.callback_handler.train_dataloader)
         if made not in (None, asked):
             raise NoEffectError(f"a micro-batch of {asked} was asked for, but batches of {made} were made")
         return outcome

@@ -155,10 +155,13 @@ def first_batch(trainer: Any, samples: Any, size: int) -> Any:
     return cut(batch, slice(size)) if size < made == rows_of(batch, size) else batch
 
 
-def batch_size(loader: Any, ranks: int = 1) -> int | None:
-    """Return the samples of a batch of all ranks together; None: the loader, of the user's own perhaps, has no size."""
-    each = getattr(loader, "batch_size", None)
-    return getattr(loader, "total_batch_size", each and each * ranks)  # of one that accelerate has prepared
+def batch_size(loader: Any) -> int | None:
+    """Return the samples of a batch on a rank; None: the loader has no such size.
+
+    What accelerate has prepared has it, too; of a stream, its `total_batch_size` is one rank's.
+    """
+    parts = (loader, *(getattr(loader, name, None) for name in ("batch_sampler", "sampler")))
+    return next((part.batch_size for part in parts if getattr(part, "batch_size", None)), None)
 
 
 def cut(batch: Mapping[str, Any], part: slice) -> dict[str, Any]:

@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader
 from datasets import Dataset
 from factories import make_config, make_request, make_workload
 from own_trainings import quiet_arguments
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 from autotune.execution.user_data import (
     View,
+    batch_size,
     collated_lengths,
     cut,
     first_batch,
@@ -109,6 +112,16 @@ def test_a_batch_of_pairs_is_whole_though_it_has_as_many_rows_as_the_trainers_mi
         torch.nn.Linear(1, 1), quiet_arguments(tmp_path), lambda pairs: {"x": torch.ones(2 * len(pairs), 1)}, ROWS
     )
     assert [len(first_batch(made, ROWS[:size], size)["x"]) for size in (2, 4)] == [4, 8]
+
+
+@pytest.mark.parametrize("dataset", [ROWS, Dataset.from_list(ROWS).to_iterable_dataset()], ids=["rows", "stream"])
+@pytest.mark.parametrize("dispatches", [False, True])
+def test_a_loader_tells_the_samples_of_a_batch_on_one_of_two_ranks(dataset, dispatches):
+    loader = DataLoader(dataset, batch_size=4)
+    ranks = {"num_processes": 2, "process_index": 0}
+    dispatches = dispatches and dataset is not ROWS
+    prepared = prepare_data_loader(loader, **ranks, dispatch_batches=dispatches, put_on_device=dispatches)
+    assert [batch_size(made) for made in (loader, prepared, [4])] == [4, 4, None]
 
 
 def test_rows_of_a_batch_are_cut_from_its_tensors_and_texts():
