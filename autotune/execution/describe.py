@@ -101,7 +101,7 @@ class Training:
 
     def __init__(self, trainer: Any, code: OwnCode) -> None:
         self.trainer, self.code, self.name = trainer, code, type(trainer).__name__
-        self.arguments = _launched(_written(trainer.args), code.launched)
+        self.arguments = _launched(_written(trainer.args), code.launched or {})
         self._check()
         self.model = trainer.accelerator.unwrap_model(trainer.model)
         self.base = base_model(self.model)  # inside an adapter's wrapper

@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import runpy
+import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from autotune.errors import InputError, one_line
+from autotune.execution import environment
 from autotune.execution.outcome import is_out_of_memory
 from autotune.training.adapters import put_on
 from autotune.training.arguments import OWN_HARNESS, TrainingPlan
@@ -35,6 +37,7 @@ from autotune.training.random_weights import quantization_of, quantized_layers
 from autotune.value import read_unchanged
 from autotune.values.config import Quantization, TrainConfig
 from autotune.values.techniques import OwnAdapter, is_new_weight
+from autotune.values.trial import Rendezvous
 from autotune.values.workload import ACCUMULATION, CODE_FILE, OwnCode, OwnStep
 
 Found = TypeVar("Found")
@@ -177,6 +180,11 @@ def looked_at(code: OwnCode, directory: Path, on_train: Callable[[Any, Callable[
     # With these arguments, TF32 that is on when the code trains has another reason.
     no_tf32 = {"tf32": None, "torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None}
     laid = {**no_tf32, **dict.fromkeys(("fsdp", "fsdp_config", "deepspeed")), "output_dir": str(directory / "trainer")}
+    if code.launched is not None:  # it may read its launcher's variables
+        listener = socket.create_server((environment.ADDRESS, 0))
+        meeting = Rendezvous(address=environment.ADDRESS, port=listener.getsockname()[1])
+        os.environ.update(environment.rank_environment(0, 1, meeting, listener.detach()))
+        environment.meet("cuda" if torch.cuda.is_available() else "cpu", timeout_s=60.0)
     with overlaid(lambda own: {**harness(own), **laid}):
         return run_until_training(code, directory.parent / "data", on_train)
 

@@ -111,7 +111,7 @@ def _asked_of_accelerate(told: argparse.Namespace) -> dict[str, Any]:
 
 def code_of(command: Sequence[str]) -> OwnCode:
     """Return the script that a command line runs; InputError: it runs none, or by another launcher or Python."""
-    words, _, launched = without_launcher(command)
+    words, processes, arguments = without_launcher(command)
     if not words:
         raise InputError("no script: write its command line after --, as `autotune script -- python train.py`")
     shown, first = " ".join(command), words[0]
@@ -131,4 +131,5 @@ def code_of(command: Sequence[str]) -> OwnCode:
     if not is_module and not Path(words[0]).is_file():
         raise InputError(f"{words[0]}: no such script")
     where = {"is_module": is_module, "directory": str(Path.cwd())}
-    return OwnCode(kind="script", shown=shown, command=tuple(words), launched=dict(launched), **where)
+    launched = dict(arguments) if arguments or processes not in (None, 1) else None
+    return OwnCode(kind="script", shown=shown, command=tuple(words), launched=launched, **where)

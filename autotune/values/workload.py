@@ -107,7 +107,7 @@ class OwnCode(Traits):
     directory: str  # working directory of the code
     sha256: str = ""  # pickled code: digest of `CODE_FILE`; a file with another digest is not loaded
     held: dict[str, Held] = Field(default_factory=dict)  # knobs that can't be changed, by name
-    launched: dict[str, Any] = Field(default_factory=dict)  # arguments that its launcher sets where the code doesn't
+    launched: dict[str, Any] | None = None  # arguments that a launcher sets where the code doesn't; None: it is alone
 
     @property
     def name(self) -> str:

@@ -206,6 +206,12 @@ def test_knobs_take_effect_in_a_script_that_stays_as_it_is(bench, net, folder):
     assert not (folder / "out").exists()
 
 
+def test_a_script_under_a_launcher_finds_its_variables_while_it_is_looked_at_alone(bench, tmp_path):
+    reading = f"import os\nassert (os.environ['LOCAL_RANK'], os.environ['WORLD_SIZE']) == ('0', '1')\n{SCRIPT}"
+    launched = script(tmp_path, reading, *QUIET).model_copy(update={"launched": {}})
+    assert described(bench, launched)[0].own.spec.name == "Net"
+
+
 def test_a_collator_that_pads_to_a_multiple_is_told_to(bench, llama, tmp_path):
     assert llama[0].own.held["pad_to_multiple_of"] == "your data collator pads as it does"
     kind = "type('Padder', (), {'pad_to_multiple_of': None, '__call__': lambda self, rows: collate(rows, self)})()"
