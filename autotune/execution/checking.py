@@ -20,7 +20,6 @@ import torch
 from accelerate.utils import recursively_apply
 from accelerate.utils.memory import clear_device_cache
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 from transformers.trainer_pt_utils import find_batch_size
 
@@ -157,13 +156,14 @@ def _dropout_spread(task: LossTask, trainer: Any) -> float | None:
     with randomness_off(trainer.model) as is_random:
         if not is_random:
             return 0.0
-    if isinstance(data, IterableDataset):  # the first samples are gone
-        return None
     trainer.model.train()
     size = args.per_device_train_batch_size
     starts = range(0, size * args.gradient_accumulation_steps * own_rank().of, size)
     collate = trainer._get_collator_with_removed_columns(trainer.data_collator)
-    made = (collate([data[i] for i in range(start, start + size)]) for start in starts)
+    try:
+        made = [collate([data[i] for i in range(start, start + size)]) for start in starts]
+    except Exception:  # those of a stream are gone, and a loader of the user's own may make them otherwise
+        return None
     batches = [trainer._prepare_inputs(batch) for batch in made]
     draws: list[float] = []
     for draw in range(8):

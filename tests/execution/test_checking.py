@@ -48,6 +48,12 @@ def test_an_evaluation_batch_that_the_limit_had_room_for_gives_way_too(bench, wi
     assert result.outcome.cause.startswith("while evaluating with a batch of 64: ")
 
 
+@pytest.mark.parametrize("data", [None, [{"x": torch.ones(1)}, {"x": torch.ones(2)}]], ids=["none", "ragged"])
+def test_the_spread_by_dropout_is_unknown_where_only_a_loader_of_ones_own_makes_batches(data, tmp_path):
+    trainer = Trainer(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), quiet_arguments(tmp_path), train_dataset=data)
+    assert checking._dropout_spread(LossTask(steps=1, pass_steps=1, seed=0), trainer) is None
+
+
 class Device:
     """A trainer and its guard: training peaked at 50, evaluating takes four a sample, and there is room for 70."""
 
