@@ -17,7 +17,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from unittest.mock import patch
@@ -147,10 +147,13 @@ def run_until_training(code: OwnCode, data: Path, on_train: Callable[[Any, Calla
                     found.append(on_train(trainer, functools.partial(original, trainer)))
             except BaseException as error:
                 failed.append(error)  # not into the code, which may have handlers of its own
+        for kind, name in ((Trainer, "save_model"), (PreTrainedModel, "save_pretrained")):  # by `finally`, say
+            patches.enter_context(patch.object(kind, name, train))
         raise _Reached
 
     try:
-        with suppress(_Reached), patch.object(Trainer, "train", train):
+        with suppress(_Reached), ExitStack() as patches:
+            patches.enter_context(patch.object(Trainer, "train", train))
             if code.kind == "script":
                 run_script(code)
             else:

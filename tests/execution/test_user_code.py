@@ -143,14 +143,16 @@ def test_code_runs_up_to_its_training_which_gets_a_trainer_that_trains(tmp_path)
     assert Trainer.train.__module__.startswith("transformers")
 
 
-def test_a_failure_in_training_does_not_reach_the_handlers_of_code_which_trains_no_second_time(tmp_path):
+def test_a_failure_in_training_does_not_reach_the_handlers_of_code_which_neither_trains_again_nor_saves(tmp_path):
     with pytest.raises(ZeroDivisionError):
         run_until_training(script(tmp_path, TRAINS), tmp_path, lambda trainer, train: 1 / 0)
     assert not (tmp_path / "handled").exists()
     again = TRAINS.replace("except Exception:", "except BaseException:") + "    trainer.train()\n"
+    again = again.replace('    Path("after")', "    finally:\n        trainer.save_model('final')\n    Path('after')")
     calls = []
     assert run_until_training(script(tmp_path, again), tmp_path, lambda trainer, train: calls.append(1)) is None
     assert calls == [1]
+    assert not (tmp_path / "final").exists()
 
 
 def test_a_script_sees_its_own_arguments_directory_and_modules(tmp_path):
