@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.errors import InputError
 from autotune.exports.launch_files import launch_commands, needs_launcher
-from autotune.planning.launchers import code_of
+from autotune.planning.launchers import code_of, without_launcher
 from autotune.storage.run_directory import read_result
 from autotune.units import visible
 from autotune.values.result import ResultData
@@ -40,7 +40,7 @@ def prepared(answer: Path, command: Sequence[str]) -> tuple[OwnCode, ResultData]
     known = result.workload.own_code
     if config.packing and not (known is not None and known.packs):
         raise InputError(f"{answer}: packs samples, which your script puts into batches by itself")
-    processes = os.environ.get("WORLD_SIZE", "1")
+    processes = os.environ.get("WORLD_SIZE", str(without_launcher(command).processes or 1))
     if not processes.isdecimal():
         raise InputError(f"WORLD_SIZE={processes[:100]}: expected the number of processes; unset it")
     if needs_launcher(config) and "WORLD_SIZE" not in os.environ:
@@ -48,7 +48,9 @@ def prepared(answer: Path, command: Sequence[str]) -> tuple[OwnCode, ResultData]
         told = launch_commands(ours, str(answer))[0]
         raise InputError(f"{answer}: trains in processes that a launcher starts: {told}")
     if int(processes) != (devices := config.parallelism.world_size):
-        raise InputError(f"{answer}: is for {devices} processes, and this is one of {processes} (WORLD_SIZE)")
+        raise InputError(
+            f"{answer}: is for {devices} processes, and this is one of {processes} (WORLD_SIZE, or your launcher)"
+        )
     # Knobs that the code sets itself stay the script's; an answer that was found for a model alone decides all knobs.
     traits = {name: getattr(known, name) for name in ("held", "normalizes", "checkpoints")} if known is not None else {}
     return code.model_copy(update=traits or {"normalizes": True}), result

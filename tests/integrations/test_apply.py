@@ -141,7 +141,7 @@ SHARED = {"parallelism": Parallelism(world_size=2)}
     [
         (SHARED, None,
          r"trains in processes that a launcher starts: OMP_NUM_THREADS=\d+ torchrun .* 2 --no-python auto"),
-        (SHARED, "1", r"is for 2 processes, and this is one of 1 \(WORLD_SIZE\)"),
+        (SHARED, "1", r"is for 2 processes, and this is one of 1 \(WORLD_SIZE"),
         ({"packing": True}, "1", "packs samples, which your script puts into batches by itself"),
         ({"quantization": "nf4", "adapter": {"rank": 4}}, "1", "packed base weights"),
         ({"experts_per_token": 1}, "1", "other experts per token"),
@@ -157,6 +157,12 @@ def test_what_can_not_be_laid_over_a_script_is_refused(answer, monkeypatch, best
         monkeypatch.setenv("WORLD_SIZE", processes)
     with pytest.raises(InputError, match=message):
         prepared(path, ["python", "train.py"])
+
+
+def test_an_answer_for_one_process_is_not_applied_by_a_launcher_of_two(answer):
+    path = answer(make_config(8, attn_implementation=None))
+    with pytest.raises(InputError, match=r"is for 1 processes, and this is one of 2 \(WORLD_SIZE, or your launcher\)"):
+        prepared(path, ["torchrun", "--nproc_per_node", "2", "train.py"])
 
 
 def test_an_answer_of_a_model_is_launched_with_the_script_that_was_given(answer):
