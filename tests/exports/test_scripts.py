@@ -358,16 +358,20 @@ def test_other_targets_do_not_train_a_recipe(recipe_answer):
 
 
 @pytest.mark.slow
-def test_two_processes_do_the_step_of_one(answer, run, tmp_path):
-    alone = answer("t5", Task.SEQ2SEQ_LM)
+@pytest.mark.parametrize(("target", "sharding"), [("accelerate-loop", "none"), ("python", "zero_3")])
+def test_two_processes_do_the_step_of_one(answer, run, tmp_path, target, sharding):
+    if sharding != "none":
+        pytest.importorskip("deepspeed")
+    alone = answer("t5", Task.SEQ2SEQ_LM, own={**OWN, "logging_steps": 1})  # when the Trainer asks all for their loss
     expected = run(alone, "accelerate-loop")["loss"]
-    config = alone.best.config.model_copy(update={"parallelism": Parallelism(world_size=2)})
+    spread = Parallelism(world_size=2, sharding=sharding)
+    config = alone.best.config.model_copy(update={"parallelism": spread})
     together = answer_of(config, workload=alone.workload, hardware=alone.hardware)
-    exported = together.export("accelerate-loop", tmp_path / "two")
+    exported = together.export(target, tmp_path / "two")
     torchrun = Path(sys.executable).with_name("torchrun")
     command = [torchrun, "--standalone", "--nproc_per_node", "2", exported.paths[0], "--steps", str(STEPS)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (printed,) = [line for line in done.stdout.splitlines() if line.startswith('{"')]
     assert json.loads(printed)["loss"] == pytest.approx(expected, rel=1e-5)
