@@ -409,6 +409,7 @@ def test_a_loop_tells_ddp_what_the_trainer_does():
     made = drafted("accelerate-loop", parallelism=spread, own={"ddp_static_graph": True})
     told = "find_unused_parameters=True, bucket_cap_mb=100, broadcast_buffers=False, static_graph=True"
     assert f"DistributedDataParallelKwargs({told})" in made.text
+    assert made.text.index("free_memory(model") < made.text.index("end_training")  # or gloo's threads may wait for ever
     assert made.lost == ()
 
 
