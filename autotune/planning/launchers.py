@@ -7,6 +7,7 @@ by variables where the script's TrainingArguments don't.
 import argparse
 import contextlib
 import io
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -63,7 +64,9 @@ def without_launcher(command: Sequence[str]) -> Launched:
 
                 told, _, _ = _validate_launch_command(launch_command_parser().parse_args(words[2:]))
         number = str(told.nproc_per_node if words[0] == "torchrun" else told.num_processes or 1)
-        processes: int | Literal["all"] = "all" if number in ("auto", "gpu") else int(number)
+        processes: int | Literal["all"] = (
+            "all" if number in ("auto", "gpu") else int(number.replace("cpu", str(os.cpu_count())))
+        )
         if processes != "all" and processes < 1:
             raise ValueError(f"{number} processes")
     except ImportError as error:  # torch's CUDA build without NVIDIA's libraries, as for a rehearsal

@@ -1,5 +1,6 @@
 """Command lines of scripts: which are taken, and what a launcher adds to the script's own arguments."""
 
+import os
 import sys
 
 import pytest
@@ -61,6 +62,7 @@ def test_what_starts_no_script_of_this_python_is_refused(words, message):
         ("accelerate launch --num_processes 8 train.py --num_processes 3", "python train.py --num_processes 3", 8),
         ("accelerate launch --cpu -m pack.train", "python -m pack.train", 1),
         ("/usr/bin/torchrun --nproc_per_node 2 train.py", "python train.py", 2),
+        ("torchrun --nproc_per_node cpu train.py", "python train.py", os.cpu_count()),
         ("python train.py torchrun", "python train.py torchrun", None),
     ],
 )
