@@ -10,6 +10,7 @@ alone is written as it stands.
 
 import dataclasses
 import functools
+import glob
 import json
 import math
 import re
@@ -132,7 +133,7 @@ def _recipe(result: ResultData, recipe: Recipe) -> dict[str, Any]:
         "model_arguments": arguments,
         "about_lengths": length if kind.generates else "",
         "datasets": "load_dataset" if path else "Dataset",
-        "file": path and (*READERS[PurePath(path).suffix.lower()], path),
+        "file": path and (*READERS[PurePath(path).suffix.lower()], glob.escape(path)),
         "row": Code("{" + ", ".join(f'"{name}": {texts[name]}' for name in kind.columns) + "}"),
     }
 

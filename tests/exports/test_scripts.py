@@ -344,9 +344,9 @@ def test_a_script_of_trl_has_the_losses_of_the_trial(name, recipe_answer, run, t
     ("suffix", "text"), [(".tsv", "text\tn\na b\t1\n"), (".csv", "text,n\na b,1\n"), (".txt", "a b")]
 )
 def test_a_recipes_script_reads_every_kind_of_file(recipe_answer, tmp_path, suffix, text):
-    (tmp_path / f"rows{suffix}").write_text(text)
+    (tmp_path / f"rows[1]{suffix}").write_text(text)
     result = recipe_answer("sft")
-    workload = result.workload.model_copy(update={"dataset": str(tmp_path / f"rows{suffix}")})
+    workload = result.workload.model_copy(update={"dataset": str(tmp_path / f"rows[1]{suffix}")})
     script = {"__name__": "script"}
     exec(draft(result.model_copy(update={"workload": workload}), "trl").text, script)
     assert script["training_data"](None)["text"] == ["a b"]
