@@ -8,6 +8,7 @@ Exception`` catches. `fitted` makes the model of the code a configuration's.
 
 import dataclasses
 import functools
+import importlib
 import inspect
 import json
 import os
@@ -111,6 +112,8 @@ def overlaid(
             own[name] = written.get(name, getattr(given_to, name))
             setattr(given_to, name, value)
         post_init(given_to)
+        if given_to.deepspeed and given_to.use_cpu and given_to.world_size > 1:  # ZeRO-3 asks for it
+            importlib.import_module("deepspeed").init_distributed(dist_backend="gloo")
         vars(given_to)[_LAID] = {name: getattr(given_to, name) for name in given}
         laid_over.append(given_to)
 

@@ -293,3 +293,12 @@ def test_weights_in_16_bits_stay_so_under_autocast():
     found = family(code, precision="bf16")
     assert (found.dtype, found.autocast) == ("bfloat16", "bfloat16")
     assert family_of(make_config(precision="bf16"), make_hardware()).dtype == "float32"
+
+
+def test_deepspeed_is_told_of_the_processes_of_a_cpu(tmp_path, monkeypatch):
+    deepspeed, told = pytest.importorskip("deepspeed"), []
+    monkeypatch.setattr(deepspeed, "init_distributed", lambda **how: told.append(how))
+    monkeypatch.setattr(TrainingArguments, "world_size", 2)
+    with overlaid(lambda _: {"deepspeed": {"zero_optimization": {"stage": 3}}}):
+        TrainingArguments(str(tmp_path), use_cpu=True)
+    assert told == [{"dist_backend": "gloo"}]
