@@ -27,7 +27,7 @@ from autotune.values.statistics import (
     spread_of_parts,
     trial_spread,
 )
-from autotune.values.trial import Measurement, Purpose, TrialResult
+from autotune.values.trial import Interval, Measurement, Purpose, TrialResult
 from autotune.verification.checks import Proof, ending
 
 # Finalists have at least this share of the leader's throughput in the search.
@@ -174,8 +174,7 @@ class Finals:
 
     def others_share(self) -> float | None:
         """Return the share of the machine that others took in the finals, without any in all trials; None: a little."""
-        trials = self.series() or self.state.results
-        share = statistics.fmean([_share_of_others(r.measurement) for r in trials if r.measurement] or [0.0])
+        share = _share_of_others(self.series() or self.state.results)
         return share if share > 0.25 else None
 
     def is_measured(self, config: TrainConfig) -> bool:
@@ -273,7 +272,11 @@ class Finals:
         if one is not None and other is not None:
             return quotient(one, other)
         others = [t for c in self.contenders() if c not in (config, reference) and (t := self._sample_times(c))]
-        return ratio_of_means(theirs, ours, others)
+        found = ratio_of_means(theirs, ours, others)
+        # Others that computed beside one side more than beside the other may be all that they differ by.
+        kept, theirs_kept = (1 - min(0.99, _share_of_others(self.trials(c))) for c in (config, reference))
+        low, high = min(1.0, theirs_kept / kept), max(1.0, theirs_kept / kept)
+        return Comparison(found.ratio, Interval(low=low * found.interval.low, high=high * found.interval.high))
 
     def corrections(self) -> dict[TrainConfig, float]:
         """Return by which factor the rate of each configuration that was measured once compares with finals."""
@@ -305,9 +308,8 @@ class Finals:
 
     def _measured(self, config: TrainConfig) -> list[Measurement]:
         """Return the final trials of `config` but those in which others took half a machine more than in another."""
-        found = [r.measurement for r in self.trials(config) if r.measurement is not None]
-        taken = [_share_of_others(m) for m in found]
-        return [m for m, share in zip(found, taken, strict=True) if share <= min(taken) + 0.5]
+        found = [(r.measurement, _share_of_others([r])) for r in self.trials(config) if r.measurement is not None]
+        return [measured for measured, share in found if share <= min(taken for _, taken in found) + 0.5]
 
     def _sample_times(self, config: TrainConfig) -> list[list[float]]:
         """Return the seconds per sample of each measured step, a list per trial; a run's start is spread over it."""
@@ -329,10 +331,10 @@ class Finals:
         return found
 
 
-def _share_of_others(measured: Measurement) -> float:
-    """Return the share of the machine that other processes took, as far as it matters."""
-    seen = measured.conditions
-    return seen.could_cost(seen.others_share) if seen is not None else 0.0
+def _share_of_others(trials: Sequence[TrialResult]) -> float:
+    """Return the share of the machine that other processes took in the trials, as far as it matters."""
+    conditions = [r.measurement.conditions for r in trials if r.measurement is not None]
+    return statistics.fmean([seen.could_cost(seen.others_share) for seen in conditions if seen is not None] or [0.0])
 
 
 def _ran_in_turn(result: TrialResult) -> bool:

@@ -156,6 +156,13 @@ def test_only_finals_that_are_undecided_beside_other_processes_can_not_tell(rate
         assert result.others_share is None
 
 
+@pytest.mark.parametrize(("beside_base", "verdict"), [(0.0, "faster"), (0.3, "faster"), (0.6, "undecided")])
+def test_what_others_took_beside_the_baseline_alone_is_no_gain(beside_base, verdict):
+    base, big = (Conditions(others_share=share) for share in (beside_base, 0.0))
+    finals = [(BASE, make_measurement(10.0, conditions=base)), (BIG, make_measurement(15.0, conditions=big))] * 2
+    assert answer([(BASE, 10.0), (BIG, 15.0)], finals).verdict == verdict
+
+
 @pytest.mark.parametrize(("share", "verdict"), [(0.2, "no_clear_winner"), (0.6, "undecided")])
 def test_a_search_whose_leader_is_the_baseline_can_not_tell_beside_other_processes(share, verdict):
     beside = {"conditions": Conditions(others_share=share)}
