@@ -24,6 +24,7 @@ from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
 import torch
+from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
@@ -150,8 +151,9 @@ def run_until_training(code: OwnCode, data: Path, on_train: Callable[[Any, Calla
                     found.append(on_train(trainer, functools.partial(original, trainer)))
             except BaseException as error:
                 failed.append(error)  # not into the code, which may have handlers of its own
-        for kind, name in ((Trainer, "save_model"), (PreTrainedModel, "save_pretrained")):  # by `finally`, say
-            patches.enter_context(patch.object(kind, name, train))
+        saving = (torch, "save"), (Trainer, "save_model"), (PreTrainedModel, "save_pretrained")
+        for owner, name in (*saving, (PeftModel, "save_pretrained")):  # by `finally`, say
+            patches.enter_context(patch.object(owner, name, train))
         raise _Reached
 
     try:

@@ -143,12 +143,15 @@ def test_code_runs_up_to_its_training_which_gets_a_trainer_that_trains(tmp_path)
     assert Trainer.train.__module__.startswith("transformers")
 
 
-def test_a_failure_in_training_does_not_reach_the_handlers_of_code_which_neither_trains_again_nor_saves(tmp_path):
+@pytest.mark.parametrize("saves", ["trainer.save_model('final')", "__import__('torch').save(0, 'final')"])
+def test_a_failure_in_training_does_not_reach_the_handlers_of_code_which_neither_trains_again_nor_saves(
+    tmp_path, saves
+):
     with pytest.raises(ZeroDivisionError):
         run_until_training(script(tmp_path, TRAINS), tmp_path, lambda trainer, train: 1 / 0)
     assert not (tmp_path / "handled").exists()
     again = TRAINS.replace("except Exception:", "except BaseException:") + "    trainer.train()\n"
-    again = again.replace('    Path("after")', "    finally:\n        trainer.save_model('final')\n    Path('after')")
+    again = again.replace('    Path("after")', f"    finally:\n        {saves}\n    Path('after')")
     calls = []
     assert run_until_training(script(tmp_path, again), tmp_path, lambda trainer, train: calls.append(1)) is None
     assert calls == [1]
