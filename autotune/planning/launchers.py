@@ -64,9 +64,8 @@ def without_launcher(command: Sequence[str]) -> Launched:
 
                 told, _, _ = _validate_launch_command(launch_command_parser().parse_args(words[2:]))
         number = str(told.nproc_per_node if words[0] == "torchrun" else told.num_processes or 1)
-        processes: int | Literal["all"] = (
-            "all" if number in ("auto", "gpu") else int(number.replace("cpu", str(os.cpu_count())))
-        )
+        number = number.replace("cpu", str(os.cpu_count()))
+        processes: int | Literal["all"] = "all" if number in ("auto", "gpu") else int(number)
         if processes != "all" and processes < 1:
             raise ValueError(f"{number} processes")
     except ImportError as error:  # torch's CUDA build without NVIDIA's libraries, as for a rehearsal
