@@ -199,8 +199,8 @@ class SearchSpace:
             yield f"{beyond}: {why}" if split and why else beyond
 
     def is_active(self, dimension: Dimension, point: Point) -> bool:
-        exists = has_field(point.get("adapter"), dimension.name)
-        return exists and all(point.get(name) in values for name, values in dimension.when.items())
+        exists = has_field(point.get("adapter", self._origin["adapter"]), dimension.name)
+        return exists and all(point.get(n, self._origin.get(n)) in values for n, values in dimension.when.items())
 
     @functools.cached_property
     def judged(self) -> tuple[list[TrainConfig], Counter[str]]:

@@ -223,10 +223,12 @@ def test_fixed_values_replace_those_of_the_users_arguments(arguments):
         ("gradient_checkpointing", {}, {"checkpointing"}),
         ("compile", {"effort": Effort.QUICK}, {"torch_compile_backend"}),  # which quick searches leave alone
         ("compile-mode", {"fix": "compile=inductor"}, {"torch_compile_mode"}),  # which the usual space lacks
+        ("adapter-rank", {"fix": "adapter=lora", "space": "exact", "allow": Allowance.METHOD}, {"adapter.rank"}),
         ("adapter", {"allow": Allowance.METHOD}, {"adapter", "adapter.rank", "adapter.target_modules"}),
     ],
 )
 def test_only_the_named_knobs_are_searched(only, options, varied):
     plan = planned(only=only, **options)
-    assert {d.name for d in plan.search_space.dimensions if len(d.choices) > 1} == varied
+    points = list(map(make_point, plan.every_config()))
+    assert {d.name for d in plan.search_space.dimensions if len({p.get(d.name) for p in points}) > 1} == varied
     assert plan.every_config()[0] == plan.baseline
