@@ -271,7 +271,7 @@ def _restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
         if not any(d.name == name and len(d.choices) > 1 for d in plan.search_space.dimensions):
             why = (reason for choice, reason in plan.search_space.left_out.items() if choice[0] == name)
             raise InputError(f"{said}: nothing to search: {next(why, 'there is one value')}")
-        other = next((n for n in named_one.when if len(parameters[n].choices) == 1), None)
-        if other is not None and origin[other] not in named_one.when[other]:
+        other = next((n for n, v in named_one.when.items() if not is_searched(n) and origin.get(n) not in v), None)
+        if other is not None:
             raise InputError(f"{said}: nothing to search: it exists only with {options_of[other]}; name that as well")
     return plan
