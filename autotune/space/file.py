@@ -145,8 +145,8 @@ def _mistakes(space: SpaceFile) -> Iterator[str]:
         yield from (f"{at}.when: {n!r} is not a parameter above it" for n in parameter.when if n not in above)
         kinds = parameter.when.get("adapter", ())
         yield from (f"{at}.when.adapter: {k} has no {name.partition('.')[2]}" for k in kinds if not has_field(k, name))
-        if name.startswith("adapter.") and "adapter" not in space.parameters:
-            yield f"{at}: there is no parameter 'adapter'"
+        if name.startswith("adapter.") and "adapter" not in above:
+            yield f"{at}: there is no parameter 'adapter' above it"
         above.append(name)
     for number, rule in enumerate(space.rules):
         yield from of(f"rules.{number}.forbid", rule.forbid)

@@ -44,7 +44,7 @@ PARAMETERS = [  # and the words after 'parameters.'
     ("tf32: {choices: [true], from_efort: quick}", "tf32.from_efort: is unknown (did you mean 'from_effort'?)"),
     ("tf32: {choices: [true], from_effort: hard}", "tf32.from_effort: expected quick, standard or thorough"),
     ("adapter: {choices: [lora]}, adapter.rank: {choices: [0]}", "adapter.rank: 0 is no value for it"),
-    ("adapter.rank: {choices: [8]}", "adapter.rank: there is no parameter 'adapter'"),
+    ("adapter.rank: {choices: [8]}, adapter: {choices: [lora]}", "adapter.rank: there is no parameter 'adapter' above"),
     ("tf32: {choices: [true], when: {optim: [sgd]}}, optim: {choices: [sgd]}", "tf32.when: 'optim' is not a parameter"),
     *((f"{name}: {{choices: {choices}}}", f"{name}{said}") for name, choices, said in CHOICES),
     *((f"{RANK}, when: {when}}}", f"adapter.rank.when{said}") for when, said in WHEN),
