@@ -3,6 +3,7 @@
 Heavy modules are imported by the commands that need them, so that ``--help`` is quick.
 """
 
+import contextlib
 import os
 import sys
 import time
@@ -12,8 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from autotune.cli import reports, search
-from autotune.cli.console import taking
-from autotune.units import visible
+from autotune.cli.console import reporting_errors, taking
+from autotune.errors import InputError
 from autotune.version import __version__
 
 _USAGE_ERROR: Any = typer.BadParameter.__base__  # typer exports kinds of it alone
@@ -30,13 +31,13 @@ class _Commands(TyperGroup):
                 error.show()
             else:
                 words = " ".join(error.format_message().split()).rstrip(".")
-                help_of = "autotune" if error.ctx is None else error.ctx.command_path
-                print(visible(f"autotune: {words} (`{help_of} --help` lists what there is)"), file=sys.stderr)
+                help_of = getattr(error.ctx, "command_path", "autotune")
+                as_json = "--json" in (extra.get("args") or sys.argv) and getattr(error.ctx, "parent", 0) is not None
+                with contextlib.suppress(typer.Exit), reporting_errors(as_json=as_json, debug=False):
+                    raise InputError(f"{words} (`{help_of} --help` lists what there is)") from None
             sys.exit(error.exit_code)
         sys.exit(found if isinstance(found, int) else 0)
 
-
-_FIELDS = "autotune.planning.options"
 
 app = typer.Typer(
     name="autotune",
@@ -63,13 +64,13 @@ def root(
         context.fail("Missing command.")
 
 
-app.command(cls=taking(_FIELDS, "SearchOptions"))(search.find)
+app.command(cls=taking("autotune.planning.options", "SearchOptions"))(search.find)
 app.command()(search.resume)
 app.command(cls=taking("autotune.estimates.request", "EstimateOptions"))(search.estimate)
 for _command in (reports.models, reports.gpus, reports.spaces, reports.doctor):
     app.command()(_command)
 app.command(
-    cls=taking(_FIELDS, "SearchOptions", of_script=True),
+    cls=taking("autotune.planning.options", "SearchOptions", of_script=True),
     context_settings={"allow_interspersed_args": False},  # words after the first are of the script's command line
 )(search.script)
 for _command in (reports.report, reports.explain, reports.compare, reports.export):

@@ -147,6 +147,8 @@ def test_an_error_is_an_object_with_json_and_has_a_traceback_with_debug(command,
     error = json.loads(done.stdout)["error"]
     assert (done.exit_code, error["kind"], error["exit_code"]) == (2, "UnknownModelError", 2)
     assert "t5-small" in error["message"]
+    for words, said in ((), "Missing option '--model' (`"), (("--model",), "Option '--model' requires an argument (`"):
+        assert json.loads(command("find", "--json", *words).stdout)["error"]["message"].startswith(said)
     assert "Traceback" in autotune("find", "--model", "t5-smal", "--debug").stderr
 
 
