@@ -106,7 +106,7 @@ def has_field(kind: Scalar, parameter: str) -> bool:
 
 
 # Knobs of one kind of sharding, or of DDP.
-_OF_SHARDING = (*OF_DDP, "wrapping", "offload", "replicas")
+OF_SHARDING = (*OF_DDP, "wrapping", "offload", "replicas")
 
 
 def fitting(point: Mapping[str, Scalar], origin: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -115,7 +115,7 @@ def fitting(point: Mapping[str, Scalar], origin: Mapping[str, Scalar]) -> dict[s
     kind = whole.get("adapter")
     idle = {k for k in origin if k.startswith(_ADAPTER)} if kind != origin.get("adapter") else set[str]()
     if any(whole.get(name) != origin.get(name) for name in ("parallelism.sharding", "parallelism.world_size")):
-        idle |= {f"parallelism.{name}" for name in _OF_SHARDING}
+        idle |= {f"parallelism.{name}" for name in OF_SHARDING}
     return {k: v for k, v in whole.items() if has_field(kind, k) and (k in point or k not in idle)}
 
 

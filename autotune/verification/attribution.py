@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotune.planning.plan import SearchPlan, SearchState
-from autotune.space.knobs import put_back
+from autotune.space.knobs import OF_SHARDING, put_back
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.result import Basis, Contribution, Explanation, ResultData
 from autotune.values.statistics import ratio_of_means
@@ -18,12 +18,13 @@ from autotune.verification.finals import Finals
 
 # Knobs that have to be put back together with another.
 DEPENDENTS: dict[str, frozenset[str]] = {
-    "torch_compile_backend": frozenset({"torch_compile_mode"}),
+    "torch_compile_backend": frozenset({"torch_compile_mode", "activation_memory_budget"}),
+    "checkpointing": frozenset({"activation_memory_budget"}),
     "dataloader_num_workers": frozenset({"dataloader_prefetch_factor"}),
     "dataloader_pin_memory": frozenset({"non_blocking"}),
     "adapter": frozenset({"quantization"}),  # quantized base weights can't be trained
     "parallelism.world_size": frozenset(f"parallelism.{f}" for f in Parallelism.model_fields if f != "world_size"),
-    "parallelism.sharding": frozenset({"parallelism.wrapping", "parallelism.offload"}),
+    "parallelism.sharding": frozenset(f"parallelism.{name}" for name in OF_SHARDING),
 }
 
 
@@ -87,9 +88,8 @@ class _Evidence:
             return removal
         for purpose in (Purpose.EXPLAIN, Purpose.FINAL):
             if (reading := self._compare(best, config, purpose)) is not None:
-                if purpose is Purpose.FINAL:  # whose turns are compared in pairs
-                    lead = self._finals.speedup(best, config)
-                    reading |= lead._asdict() if lead is not None else {}
+                if purpose is Purpose.FINAL and (lead := self._finals.speedup(best, config)) is not None:
+                    reading |= lead._asdict()  # its turns are compared in pairs
                 return found("in turn", **reading)
         for trial in self._trials:
             # Of the trials that timed out, only those of `autotune explain` count, which had all the time.

@@ -238,7 +238,6 @@ class Finals:
         # In the steady state finals find compiled code in its cache, so the search's trial may have had a colder start.
         starts = self.trials(config) if self.plan.objective.run_samples is not None else self.trials_of(config)
         times, samples = tuple(t for m in measured for t in m.step_times_s), self.plan.workload.samples_per_step(config)
-        rate = samples / statistics.fmean(times)
         later = DRIFT[self.plan.hardware.kind]
         others = filter(None, (self._measured(c) for c in self.contenders() if c != config))
         sides = [[m.step_times_s for m in side] for side in (measured, *others)]
@@ -251,7 +250,7 @@ class Finals:
         return measured[-1].model_copy(
             update={
                 "step_times_s": times,
-                "samples_per_second": rate,
+                "samples_per_second": samples / statistics.fmean(times),
                 "samples_per_second_interval": next_run,
                 "first_step_s": max(r.measurement.first_step_s for r in starts if r.measurement),
                 "memory": max((m.memory for m in measured), key=lambda m: m.peak_bytes),

@@ -21,10 +21,10 @@ PLAIN, SMALL = make_config(16), make_config(precision="bf16")
 class Search:
     """Trials, one after the other, and the answer that they give."""
 
-    def __init__(self, best: TrainConfig = BEST, rate: float = 30.0, **plan) -> None:
-        self.plan = make_plan(baseline=BASE, **plan)
+    def __init__(self, best: TrainConfig = BEST, rate: float = 30.0, baseline: TrainConfig = BASE, **plan) -> None:
+        self.plan = make_plan(baseline=baseline, **plan)
         self.trials: list[TrialResult] = []
-        self.run(BASE, 10.0, Purpose.BASELINE)
+        self.run(baseline, 10.0, Purpose.BASELINE)
         self.run(best, rate)
 
     def run(self, config: TrainConfig, outcome: Outcome | float, purpose: Purpose = Purpose.SEARCH, **fields) -> None:
@@ -52,7 +52,8 @@ def of(found: Explanation, knob: str) -> Contribution:
 @pytest.mark.parametrize(
     ("fields", "knobs"),
     [
-        (compiled := {"torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune"}, [[*compiled]]),
+        (compiled := {"torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune",
+                      "activation_memory_budget": 0.5}, [[*compiled]]),
         (workers := {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 4}, [[*workers]]),
         ({"adapter": {"rank": 8}, "quantization": "nf4"}, [["adapter", "quantization"]]),
         ({"precision": "bf16", "optim": "adafactor"}, [["precision"], ["optim"]]),
@@ -66,6 +67,12 @@ def test_what_needs_a_knob_goes_with_it(fields, knobs):
     assert [[c.knob for c in r.changes] for r in found] == knobs
     if len(knobs) == 1:
         assert found[0].config == BASE
+
+
+def test_what_is_of_one_kind_of_sharding_goes_with_it():
+    several = make_config(1, parallelism={"world_size": 8})
+    best = make_config(1, parallelism={"world_size": 8, "sharding": "fsdp_full", "replicas": 2})
+    assert removals(Search(best=best, baseline=several).answer())[0].config == several
 
 
 def test_a_micro_batch_that_does_not_divide_the_global_batch_says_why():
