@@ -267,7 +267,7 @@ def _restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
     for name in only:  # which may have no other value than the baseline's, or none that is legal
         named_one, said = parameters.get(name), f"--only {options_of[name]}"
         if named_one is None:
-            raise InputError(f"{said}: no search space has values to try; --fix sets one, --space FILE has yours")
+            raise InputError(f"{said}: the search space has no values of it: --fix one, or name another --space")
         if not any(d.name == name and len(d.choices) > 1 for d in plan.search_space.dimensions):
             why = (reason for choice, reason in plan.search_space.left_out.items() if choice[0] == name)
             raise InputError(f"{said}: nothing to search: {next(why, 'there is one value')}")

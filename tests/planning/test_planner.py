@@ -39,7 +39,7 @@ from autotune.values.problem import Allotment
         ({"only": "adapter"}, "--only adapter: nothing to search: changes the method"),
         ({"only": "adapter-rank"}, "--only adapter-rank: nothing to search: it exists only with adapter; name that as"),
         ({"only": "prefetch", "space": "moe"}, "--only prefetch: nothing to search: it exists only with workers; name"),
-        ({"only": "offload"}, "--only offload: no search space has values to try; --fix sets one"),
+        ({"only": "quantization"}, "--only quantization: the search space has no values of it: --fix one, or"),
     ],
 )
 def test_what_can_not_be_used_is_refused_in_one_line(options, said):
