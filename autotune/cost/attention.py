@@ -116,9 +116,9 @@ def flash(recorder: Recorder, query: Any, key: Any, value: Any, *, causal: bool,
 def _math(call: AttentionCall) -> torch.Tensor:
     """Attend as `_scaled_dot_product_attention_math` does, operator by operator."""
     query, key, value, mask = call[:4]
-    given = query.dtype
+    given, kept = query.dtype, [*call[:3]]
     if given in _HALF:
-        query, key, value = query.float(), key.float(), value.float()
+        query, key, value = kept = [query.float(), key.float(), value.float()]
     root = math.sqrt(call.scale if call.scale is not None else 1 / math.sqrt(query.shape[-1]))
     query = query * root
     if call.is_causal:
@@ -137,7 +137,7 @@ def _math(call: AttentionCall) -> torch.Tensor:
     if call.dropout_p > 0:
         shares = torch.native_dropout(shares, call.dropout_p, True)[0]
     output = torch.matmul(shares, value).to(given)
-    del returned  # with the output, and dropped
+    del returned, kept  # with the output, and dropped; in fp32, until the end
     return output
 
 

@@ -174,11 +174,10 @@ class _Profiler:
                     evaluation = evaluation or self._pass(model, evaluation_step)
             as_written = None if family.compiled else self._pass(model, functools.partial(micro_step, own=self.own))
             step = as_written or self._compiled(model)  # which leaves the model without tensors of the meta device
-        partly_used = self.own is not None or self.shape.task in (Task.IMAGE_TEXT_TO_TEXT, Task.CAUSAL_LM)
         self.known[family, depths] = traced = Shallow(
             step=step,
             evaluation=evaluation,
-            parameters=_groups(model, has_unused=partly_used),
+            parameters=_groups(model),
             names=[name for name, _ in model.named_parameters()],
             buffers_bytes=sum(b.nbytes for b in model.buffers()) + (self.own.beside_bytes if self.own else 0),
         )
@@ -201,15 +200,15 @@ class _Profiler:
         return joined(low, high)
 
 
-def _groups(model: Any, *, has_unused: bool) -> list[ParameterGroup]:
+def _groups(model: Any) -> list[ParameterGroup]:
     """Return the parameters of a traced model in the order they were made."""
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     packed = {id(m.weight): found for m in model.modules() if (found := weight_of(m)) is not None}
     groups = []
     for name, p in model.named_parameters():
         shape, width = packed.get(id(p), (tuple(p.shape), p.element_size()))
-        # No gradient, no states: CLIP's last layer in LLaVA, the vision part where texts alone are shown.
-        trained = p.requires_grad and not (has_unused and p.grad is None)
+        # No gradient, no states: CLIP's last layer in LLaVA, Longformer's global projections, SigLIP's pooling head.
+        trained = p.requires_grad and p.grad is not None
         kind = {"trained": trained, "embedding": id(p) in tables, "adapter": is_new_weight(name)}
         groups.append(ParameterGroup(shape=shape, element_bytes=width, count=1, **kind))
     return groups

@@ -1,7 +1,7 @@
 """Predicted memory against peaks that torch's own allocator counted in real trials.
 
-They were recorded on the stand-in for an A100 (tests/fakecuda; torch 2.11, transformers 5.24): no CUDA device is
-needed here. `test_on_the_allocator` runs such trials itself.
+They were recorded on the stand-in for an A100 or a T4 (tests/fakecuda; torch 2.11, transformers 5.24): no CUDA device
+is needed here. `test_on_the_allocator` runs such trials itself.
 """
 
 import json
@@ -26,9 +26,9 @@ FSDP = {"optim": "adamw_torch_fused", "parallelism": {"world_size": 2, "sharding
 
 
 class Recorded(NamedTuple):
-    """Peaks in bytes of a trial with micro-batches of `size` samples, three steps of one each."""
+    """Peaks in bytes of a trial with micro-batches of `size` samples, three steps."""
 
-    model: str
+    model: str | dict[str, Any]  # its config.json
     length: int
     size: int
     fields: dict[str, Any]
@@ -36,6 +36,8 @@ class Recorded(NamedTuple):
     reserved: int
     evaluation: Evaluation | None = None  # after the last step
     task: Task | None = None  # None: the model's own
+    capability: tuple[int, int] = (8, 0)  # of a T4 or of an A100
+    micro_batches: int = 1  # of a step
 
 
 RECORDED = {
@@ -52,18 +54,32 @@ RECORDED = {
     "states before the first step": Recorded("gpt2", 512, 8, {"optim": "adagrad"}, 7_016_918_528, 7_602_176_000),
     "FSDP: GELU without autocast": Recorded("gpt2", 512, 8, FSDP, 5_547_096_064, 6_836_715_520),
     "FSDP: norms without autocast": Recorded("facebook/opt-125m", 512, 8, FSDP, 4_343_135_232, 5_593_104_384),
+    "no states of weights without a gradient": Recorded(  # those of global attention
+        {"model_type": "led", "encoder_layers": 3, "decoder_layers": 2}, 512, 2,
+        {"attn_implementation": "eager"}, 3_283_733_504, 3_464_495_104,
+    ),
+    "what math attention holds in fp32 until its end": Recorded(
+        {"model_type": "stablelm", "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048,
+         "num_hidden_layers": 6, "num_attention_heads": 12, "num_key_value_heads": 4},
+        1000, 4, {"precision": "fp16", "checkpointing": "full", "optim": "lion_32bit"},
+        2_741_883_904, 2_919_235_584, capability=(7, 5), micro_batches=2,
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_recorded_peaks_are_those_predicted(name):
-    recorded = RECORDED[name]
-    spec, gpu = resolve(recorded.model), make_gpu(name="NVIDIA A100-SXM4-80GB")
+def test_recorded_peaks_are_those_predicted(name, tmp_path):
+    recorded, gpus = RECORDED[name], {(7, 5): "Tesla T4", (8, 0): "NVIDIA A100-SXM4-80GB"}
+    if isinstance(recorded.model, dict):
+        (tmp_path / "config.json").write_text(json.dumps(recorded.model))
+    spec = resolve(str(tmp_path) if isinstance(recorded.model, dict) else recorded.model)
+    gpu = make_gpu(name=gpus[recorded.capability], capability=recorded.capability)
     usual = {"per_device_train_batch_size": recorded.size, "attn_implementation": "sdpa", "precision": "bf16"}
     config = TrainConfig.model_validate({**usual, **recorded.fields})
     workload = make_workload(
         model=spec, task=recorded.task or default_task(spec), sequence_length=recorded.length,
-        target_length=recorded.length, global_batch_size=recorded.size * config.parallelism.world_size,
+        target_length=recorded.length,
+        global_batch_size=recorded.size * recorded.micro_batches * config.parallelism.world_size,
     )  # fmt: skip
     traced = profile(spec, family_of(config, gpu), shape_of(workload))
     model = replace(CostModel.of(workload, gpu, rates_by_table(gpu), [traced]), evaluation=recorded.evaluation)
