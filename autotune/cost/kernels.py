@@ -127,9 +127,20 @@ class CtcLoss(torch.autograd.Function):
         return result, None, None
 
 
+# Kernels that copy arguments which aren't contiguous, and how many arguments: `host_softmax` in SoftMax.cu, and
+# `expect_contiguous` in layer_norm_kernel.cu.
+_CONTIGUOUS = {
+    "_softmax": 1, "_log_softmax": 1, "native_layer_norm": 1, "_softmax_backward_data": 2,
+    "_log_softmax_backward_data": 2, "native_layer_norm_backward": 2,
+}  # fmt: skip
+
+
 def scratch_bytes(name: str, args: Any, out: Any) -> int:
+    copies = sum(int(t.nbytes) for t in args[: _CONTIGUOUS.get(name, 0)] if not t.is_contiguous())
     if name == "_softmax_backward_data":  # `softmax_backward_cuda_out` in SoftMax.cu multiplies gradient and output
-        return int(args[0].nbytes)  # first; the logarithm's doesn't
+        return int(args[0].nbytes) + copies  # first; the logarithm's doesn't
+    if name in _CONTIGUOUS:
+        return copies
     if name == "_safe_softmax":  # `_safe_softmax` in SoftMax.cpp looks for rows without any key: a byte a score
         return int(args[0].numel())
     if name in ("mse_loss", "smooth_l1_loss", "huber_loss") and out.dim() == 0:  # what is then reduced: Loss.cpp

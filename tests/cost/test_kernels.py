@@ -106,6 +106,16 @@ def test_softmax_multiplies_its_output_and_gradient_first():
     assert taken(lambda: scores.log_softmax(-1), scores, "_log_softmax_backward_data") == 0
 
 
+def test_softmax_and_layer_norm_copy_what_is_not_contiguous_first():
+    rows = torch.empty(1024, 4096, device="meta", requires_grad=True)
+    for name, compute in {
+        "_softmax": lambda t: t.softmax(-1),
+        "native_layer_norm": lambda t: torch.nn.functional.layer_norm(t, t.shape[-1:]),
+    }.items():
+        assert taken(lambda compute=compute: compute(rows.t()), rows, name) == 4 * rows.numel()
+        assert taken(lambda compute=compute: compute(rows), rows, name) == 0
+
+
 @pytest.mark.parametrize(("rows", "sums"), [(30_000, 36_909_056), (500, 5_402_624)])
 def test_embeddings_sum_up_gradients_by_token_and_by_ten_tokens_and_small_tables_by_row(rows, sums):
     """Seen on torch's allocator: bytes of partial sums for 8,192 tokens of 1,024 numbers."""
