@@ -37,7 +37,7 @@ _FP32: dict[Device, frozenset[str]] = {
         {
             "acos", "asin", "cosh", "cumprod", "cumsum", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2",
             "reciprocal", "rsqrt", "sinh", "tan", "pow", "__pow__", "prod", "softplus", "layer_norm", "group_norm",
-            "norm", "nll_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "kl_div", "logsumexp",
+            "nll_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "kl_div", "logsumexp",
             "binary_cross_entropy_with_logits", "cosine_similarity", "interpolate", "rms_norm",
         }
     ),
@@ -154,9 +154,10 @@ class Semantics(TorchFunctionMode):
             return NotImplemented  # torch's CPU kernel has none of these: use_flash_attention_cpp in sdp_utils_cpp.cpp
         return attention(self._recorder, call, None)
 
-    def _multi_head_attention(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run torch's own attention, a function in Python, operator by operator: a mode is off inside its functions."""
-        with mock.patch.object(torch.nn.functional, "has_torch_function", return_value=False), self:
+    def _in_python(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a function that torch has in Python operator by operator: a mode is off inside its functions."""
+        asks: dict[str, Any] = dict.fromkeys(("has_torch_function", "has_torch_function_variadic"), lambda *_: False)
+        with mock.patch.multiple(torch.nn.functional, **asks), self:
             return func(*args, **kwargs)
 
     def _dropout(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -181,7 +182,7 @@ class Semantics(TorchFunctionMode):
         return self._device == "cuda" and self._casting and tensor.dtype in (torch.float16, torch.bfloat16)
 
     def _sum(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return a sum in fp32 of 16 bits: autocast on CUDA asks the operator for it, nothing is converted first."""
+        """Return a sum or norm in fp32 of 16 bits: autocast on CUDA asks the operator for it, nothing is cast first."""
         if not self._casts_half(args[0]) or kwargs.get("dtype") is not None:
             return NotImplemented
         return func(*args, **{**kwargs, "dtype": torch.float32})
@@ -234,7 +235,7 @@ class Semantics(TorchFunctionMode):
 
 _SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
     "scaled_dot_product_attention": Semantics._attention,
-    "multi_head_attention_forward": Semantics._multi_head_attention,
+    **dict.fromkeys(("multi_head_attention_forward", "normalize"), Semantics._in_python),
     "dropout": Semantics._dropout,
     **dict.fromkeys(("softmax", "log_softmax"), Semantics._softmax),
     "cross_entropy": Semantics._cross_entropy,
@@ -244,7 +245,7 @@ _SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
     **dict.fromkeys(("item", "__float__"), Semantics._number),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), Semantics._recurrent),
     **dict.fromkeys(("split", "to"), Semantics._with_images),
-    "sum": Semantics._sum,
+    **dict.fromkeys(("sum", "norm", "linalg_vector_norm"), Semantics._sum),
     **dict.fromkeys(("grouped_mm", "_grouped_mm"), Semantics._grouped_mm),
     **dict.fromkeys(("nonzero", "where"), Semantics._nonzero),
 }

@@ -58,6 +58,9 @@ RECORDED = {
         {"model_type": "led", "encoder_layers": 3, "decoder_layers": 2}, 512, 2,
         {"attn_implementation": "eager"}, 3_283_733_504, 3_464_495_104,
     ),
+    "norms of 16 bits in fp32": Recorded(
+        {"model_type": "swinv2"}, 1, 16, {"attn_implementation": "eager"}, 1_847_062_528, 2_126_512_128
+    ),
     "what math attention holds in fp32 until its end": Recorded(
         {"model_type": "stablelm", "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048,
          "num_hidden_layers": 6, "num_attention_heads": 12, "num_key_value_heads": 4},
