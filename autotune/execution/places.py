@@ -146,8 +146,8 @@ def spread(hardware: Hardware, asked: Sequence[int | Literal["all"]], *, is_sing
     if count == 1:
         notes, idle = [], 1
         if not asked and is_single and there > 1:
-            limit = 0.05 * hardware.memory_bytes  # which drivers and desktops take
-            idle += sum((cuda_used_bytes(device) or 0) < limit for device in like_devices(hardware.device)[1:])
+            taken = enumerate(cuda_used_bytes(device) or 0 for device in like_devices(hardware.device))
+            idle = next((n for n, size in taken if size > 0.05 * hardware.memory_bytes), there)  # drivers take a little
         if idle > 1:
             notes = [f"this machine has {idle} such devices idle; --devices {idle} searches for all of them together"]
         return hardware.model_copy(update={"count": 1}), notes

@@ -149,6 +149,12 @@ def test_by_default_it_is_one_device_and_idle_ones_are_mentioned_unless_one_was_
     assert spread_over(None, make_gpu(count=1)) == (make_gpu(count=1), [])
 
 
+@pytest.mark.parametrize(("busy", "mentioned"), [("cuda:0", []), ("cuda:1", []), ("cuda:2", ["2"])])
+def test_idle_devices_are_mentioned_if_they_are_those_that_would_be_taken(four_gpus, monkeypatch, busy, mentioned):
+    monkeypatch.setattr(places, "cuda_used_bytes", lambda device: 9 * GIB * (device == busy))
+    assert [note.split()[3] for note in spread_over(None, four_gpus)[1]] == mentioned
+
+
 def test_several_devices_have_the_memory_that_all_of_them_have_free(four_gpus):
     hardware, notes = spread_over(3, four_gpus)
     assert (hardware.count, hardware.free_bytes) == (3, 39 * GIB)
