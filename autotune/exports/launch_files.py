@@ -101,9 +101,9 @@ def environment(config: TrainConfig) -> dict[str, str]:
 
 def _variables(result: ResultData) -> str:
     """Return the assignments with which a command line begins: the answer's variables, and the GPU if it is one."""
-    config = result.best.config
+    config, gpu = result.best.config, result.hardware.device.removeprefix("cuda:")
     # Of several that it sees the Trainer would use all. A scheduler's choice stays.
-    one = "" if needs_launcher(config) or result.hardware.is_cpu else "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} "
+    one = "" if needs_launcher(config) or gpu == "cpu" else f"CUDA_VISIBLE_DEVICES=${{CUDA_VISIBLE_DEVICES:-{gpu}}} "
     return one + "".join(f"{name}={value} " for name, value in environment(config).items())
 
 

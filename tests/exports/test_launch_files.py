@@ -325,8 +325,10 @@ def test_a_file_that_names_another_says_how_that_is_written():
 
 def test_lines_that_train_write_the_script_that_they_run(tmp_path):
     exported = "autotune export 'runs/a b' --to python --output train.py"
-    run = "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} python train.py"
-    assert targets.to_train(measured(1), "runs/a b") == (exported, run)
+    for gpu in (0, 3):  # the one that was measured
+        run = f"CUDA_VISIBLE_DEVICES=${{CUDA_VISIBLE_DEVICES:-{gpu}}} python train.py"
+        on = GPU.model_copy(update={"device": f"cuda:{gpu}"})
+        assert targets.to_train(measured(1, hardware=on), "runs/a b") == (exported, run)
     ulysses = answer_of(make_config(4, **SHARED))
     assert len(targets.to_train(ulysses, "a.json")) == 1
     assert targets.missing_script(ulysses, "a.json", ulysses.export("training-args", tmp_path)).endswith("arguments")
