@@ -137,10 +137,8 @@ _CONTIGUOUS = {
 
 def scratch_bytes(name: str, args: Any, out: Any) -> int:
     copies = sum(int(t.nbytes) for t in args[: _CONTIGUOUS.get(name, 0)] if not t.is_contiguous())
-    if name == "_softmax_backward_data":  # `softmax_backward_cuda_out` in SoftMax.cu multiplies gradient and output
-        return int(args[0].nbytes) + copies  # first; the logarithm's doesn't
-    if name in _CONTIGUOUS:
-        return copies
+    if name in _CONTIGUOUS:  # `softmax_backward_cuda_out` multiplies gradient and output first; the logarithm's doesn't
+        return copies + (int(args[0].nbytes) if name == "_softmax_backward_data" else 0)
     if name == "_safe_softmax":  # `_safe_softmax` in SoftMax.cpp looks for rows without any key: a byte a score
         return int(args[0].numel())
     if name in ("mse_loss", "smooth_l1_loss", "huber_loss") and out.dim() == 0:  # what is then reduced: Loss.cpp
