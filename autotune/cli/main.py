@@ -32,7 +32,8 @@ class _Commands(TyperGroup):
             else:
                 words = " ".join(error.format_message().split()).rstrip(".")
                 help_of = getattr(error.ctx, "command_path", "autotune")
-                as_json = "--json" in (extra.get("args") or sys.argv) and getattr(error.ctx, "parent", 0) is not None
+                is_of_command = error.ctx is None or error.ctx.parent is not None
+                as_json = is_of_command and "--json" in (extra.get("args") or sys.argv)
                 with contextlib.suppress(typer.Exit), reporting_errors(as_json=as_json, debug=False):
                     raise InputError(f"{words} (`{help_of} --help` lists what there is)") from None
             sys.exit(error.exit_code)
