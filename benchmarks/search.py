@@ -27,11 +27,12 @@ from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from provenance import ROOT, provenance
 from searching.replay import Replayed, in_any_order, searched, tightened
 from searching.scores import figures, near_best, noise_of, performance_score
-from searching.tables import Table, load_table, model_by_data_sheet, plan_of
+from searching.tables import Table, load_table, plan_of
 
 from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError
 from autotune.planning.plan import SearchPlan
+from autotune.search.cost_model import model_by_data_sheet
 from autotune.search.sampler import CostModelSampler
 from autotune.value import write_text
 from autotune.values.budget import Effort

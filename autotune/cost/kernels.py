@@ -129,10 +129,8 @@ class CtcLoss(torch.autograd.Function):
 
 # Kernels that copy arguments which aren't contiguous, and how many arguments: `host_softmax` in SoftMax.cu, and
 # `expect_contiguous` in layer_norm_kernel.cu.
-_CONTIGUOUS = {
-    "_softmax": 1, "_log_softmax": 1, "native_layer_norm": 1, "_softmax_backward_data": 2,
-    "_log_softmax_backward_data": 2, "native_layer_norm_backward": 2,
-}  # fmt: skip
+_CONTIGUOUS = dict.fromkeys(("_softmax", "_log_softmax", "native_layer_norm"), 1)
+_CONTIGUOUS |= dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm_backward"), 2)
 
 
 def scratch_bytes(name: str, args: Any, out: Any) -> int:

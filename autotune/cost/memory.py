@@ -117,10 +117,7 @@ def _peak(profile: Profile, storages: Storages, share: Share, samples: float, *,
 
 @functools.lru_cache(maxsize=1024)
 def _moments(storages: Storages, later: bool, *, every: bool) -> tuple[Vector, NDArray[np.bool_], list[str]]:
-    """Return a pass's peaks at any micro-batch as `alive` has them, whether in the forward pass, and what runs then.
-
-    `every`: all moments.
-    """
+    """Return a pass's peaks at any micro-batch, or `every` moment: as `alive` has it, if forward, and what runs."""
     found, moments = storages.alive, list[int]()
     # Of forward and backward pass each, with all gradients or where some are dealt out. Within a pass the buffers of
     # several devices don't count: they come and go, and a published training of LoRA by FSDP takes 2 % less than the

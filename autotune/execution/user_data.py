@@ -156,10 +156,7 @@ def first_batch(trainer: Any, samples: Any, size: int) -> Any:
 
 
 def batch_size(loader: Any) -> int | None:
-    """Return the samples of a batch on a rank; None: the loader has no such size.
-
-    What accelerate has prepared has it, too; of a stream, its `total_batch_size` is one rank's.
-    """
+    """Return the samples of a rank's batch, also of a loader that accelerate has prepared; None: it has no size."""
     parts = (loader, *(getattr(loader, name, None) for name in ("batch_sampler", "sampler")))
     return next((part.batch_size for part in parts if getattr(part, "batch_size", None)), None)
 

@@ -17,12 +17,12 @@ from autotune.cost.family import Family, family_of
 from autotune.cost.model import CostModel, kind_of
 from autotune.cost.profile import Profile
 from autotune.cost.rates import ENTRY as MEASURING
-from autotune.cost.rates import OperatorRequest
+from autotune.cost.rates import OperatorRequest, rates_by_table
 from autotune.cost.time import parameter_key, worth_measuring
 from autotune.errors import NothingFitsError
 from autotune.estimates import fitting
 from autotune.estimates.fitting import FitRequest
-from autotune.estimates.forecast import TRACING, TraceRequest, Traces, traces_left
+from autotune.estimates.forecast import TRACING, TraceRequest, Traces, traces_left, traces_of
 from autotune.execution.noise import HostWatch
 from autotune.execution.runner import LocalRunner
 from autotune.planning.plan import SearchPlan, too_large
@@ -115,6 +115,12 @@ def _what_would_fit(plan: SearchPlan, model: CostModel, runner: LocalRunner) -> 
     return None
 
 
+def model_by_data_sheet(plan: SearchPlan) -> CostModel:
+    """Return a cost model by data sheet rates, without observations, traced in this process by torch."""
+    profiles, rates = traces_of(_request(plan, limit_s=600)).profiles, rates_by_table(plan.hardware)
+    return CostModel.of(plan.workload, plan.hardware, rates, profiles, experts=plan.facts.experts)
+
+
 def learn(plan: SearchPlan, model: CostModel | None, results: Sequence[TrialResult]) -> None:
     """Store the observations of a search, if not of own code, for the next on this device with this type of model."""
     if model is None or plan.workload.is_users_own:
@@ -132,7 +138,7 @@ def _trace(plan: SearchPlan, runner: LocalRunner, directory: Path, left_s: float
     # more, with the library's code, so a search of a minute would trace few of them in less than 8 s.
     limit_s = min(most_s, 0.09 * plan.budget.max_time_s)
     timeout_s = min(10 * limit_s + _GRACE_S, max(1.0, left_s / 4))  # of wall time, where other processes are busy
-    request = trace_request(plan, limit_s=max(min(8.0, most_s), limit_s))
+    request = _request(plan, limit_s=max(min(8.0, most_s), limit_s))
     model = plan.workload, request.parameters
     found = {family: profile for family in request.families if (profile := read_trace(*model, family)) is not None}
     missing = tuple(family for family in request.families if family not in found and not family.compiled)
@@ -217,7 +223,7 @@ def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, l
     return CostModel.of(plan.workload, plan.hardware, rates, profiles, model.corrections.observations, model.experts)
 
 
-def trace_request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:
+def _request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:
     """Return the request to trace all families of a search that may fit, the baseline's first.
 
     As time may end before all are traced, one family of each arithmetic and kind of adapter comes first, then those

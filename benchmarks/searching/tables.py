@@ -19,11 +19,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from autotune.cost.model import CostModel
-from autotune.cost.rates import rates_by_table
-from autotune.estimates.forecast import traces_of
 from autotune.planning.plan import SearchPlan
-from autotune.search.cost_model import trace_request
 from autotune.space.file import SpaceFile
 from autotune.units import show_memory
 from autotune.value import Value, write_text
@@ -168,12 +164,6 @@ def plan_of(
         space=_recorded_space(header),
         notes=(),
     )
-
-
-def model_by_data_sheet(plan: SearchPlan) -> CostModel:
-    """Return a cost model by data sheet rates, without observations, traced in this process by torch."""
-    profiles, rates = traces_of(trace_request(plan, limit_s=600)).profiles, rates_by_table(plan.hardware)
-    return CostModel.of(plan.workload, plan.hardware, rates, profiles, experts=plan.facts.experts)
 
 
 def _anywhere(workload: Workload) -> Workload:

@@ -16,9 +16,10 @@ from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
 from optuna.trial import Trial, TrialState
 from predicted_space import GB, SPACE, make_model_of
 from searching.replay import ReplayRunner
-from searching.tables import load_table, model_by_data_sheet, plan_of
+from searching.tables import load_table, plan_of
 
 from autotune.planning.plan import request_of
+from autotune.search.cost_model import model_by_data_sheet
 from autotune.search.sampler import CostModelSampler
 from autotune.search.tuner import Tuner
 from autotune.storage.run_directory import RunDirectory
