@@ -106,10 +106,8 @@ LLAMA = {
 
 def test_recorded_peaks_of_two_processes_of_a_cpu_are_those_predicted(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    workload, cpu = (
-        make_workload(model=resolve(str(tmp_path)), sequence_length=64, global_batch_size=8),
-        make_hardware(),
-    )
+    workload = make_workload(model=resolve(str(tmp_path)), sequence_length=64, global_batch_size=8)
+    cpu = make_hardware()
     usual = {"optim": "adamw_torch_fused", "attn_implementation": "sdpa"}
     configs = {
         (sharding, precision, size): TrainConfig.model_validate(
