@@ -1,40 +1,49 @@
 """Holds the predicted time and memory of every sharding of a training against trials on the CPU, by gloo.
 
-    python benchmarks/shardings.py [--devices 2] [--nodes 1] [--rate 800mbit] [--rounds 2]
+    python benchmarks/shardings.py [--devices 2] [--nodes 1] [--mb-s 100] [--delay-ms 1] [--rounds 2]
 
 With `--nodes 2` the processes are shared by two nodes of a Ray cluster: this machine, and a network namespace at the
-other end of a line whose rate `tc` limits both ways (needs root). Each sharding is predicted as a search predicts it
-before its first trial, by the network's rate that was measured at the start. Then each is measured in rounds. The last
-line is the result as JSON: among it the rank correlation (Spearman) of predicted and measured rates.
+other end of a line with this rate and delay each way (needs root). Each sharding is predicted as a search predicts it
+before its first trial, by the network's rate that was measured at the start. Then each is measured in rounds. More
+processes than cores, which a search refuses, share these. The last line is the result as JSON: among it the rank
+correlation (Spearman) of predicted and measured rates.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
 import secrets
 import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from provenance import error_figures, keep
 
 from autotune.api import planned, subject_of
+from autotune.execution.places import spread
 from autotune.output.progress import observing
+from autotune.planning import planner
 from autotune.planning.options import SearchOptions, options_of
 from autotune.planning.plan import request_of
 from autotune.search.cost_model import cost_model
 from autotune.search.run import backend_of
 from autotune.storage.run_directory import RunDirectory
+from autotune.values.hardware import Hardware
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Purpose
 
@@ -51,7 +60,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--devices", type=int, default=2, help="processes of a training (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=1, help="that share them, 1 or 2 (default: %(default)s)")
-    parser.add_argument("--rate", default="800mbit", help="of the line between two nodes (default: %(default)s)")
+    parser.add_argument("--mb-s", type=float, default=100, help="of the line between two nodes (default: %(default)s)")
+    parser.add_argument("--delay-ms", type=float, default=1, help="of that line, each way (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=2, help="of measuring all shardings (default: %(default)s)")
     asked = parser.parse_args()
     with contextlib.ExitStack() as stack:
@@ -63,11 +73,13 @@ def main() -> None:
         given |= {"effort": "thorough", "allow": "numerics", "seq_len": 64, "global_batch": 8}
         if asked.nodes == 2:
             each = -(-asked.devices // 2)
-            given |= {"nodes": 2, "address": stack.enter_context(cluster(asked.rate, each, scratch))}
+            address = stack.enter_context(cluster(asked.mb_s * 1e6, asked.delay_ms / 1e3, each, scratch))
+            given |= {"nodes": 2, "address": address}
         subject = subject_of(options_of(SearchOptions, {**given, "model": str(scratch / "model")}))
         heard = stack.enter_context(observing(None))
         directory = stack.enter_context(RunDirectory.create(scratch / "run"))
         backend = stack.enter_context(backend_of(subject.options.fleet, directory.path, device="cpu"))
+        stack.enter_context(mock.patch.object(planner, "spread", spread_over_any))
         plan = planned(subject, directory, backend, heard, Stopwatch("planning"))
         model = cost_model(plan, backend.asker, directory.path, heard)
         assert model is not None
@@ -102,9 +114,16 @@ def main() -> None:
     ]
     figures = {key: error_figures([row[f"{key}_error"] for row in known], 3) for key in ("time", "memory")}
     correlation = round(float(np.corrcoef(*ranks)[0, 1]), 3)
-    network = {"network_gb_s": hardware.network_gb_s, "rate": asked.rate if asked.nodes == 2 else None}
-    summary = {"devices": asked.devices, "nodes": asked.nodes, **network, "rank_correlation": correlation, **figures}
+    line = {"network_gb_s": hardware.network_gb_s, "mb_s": asked.mb_s, "delay_ms": asked.delay_ms}
+    summary = {"devices": asked.devices, "nodes": asked.nodes, "rank_correlation": correlation, **figures}
+    summary |= line if asked.nodes == 2 else {}
     keep(f"shardings-{asked.devices}-on-{asked.nodes}", hardware, {**summary, "rows": rows})
+
+
+def spread_over_any(hardware: Hardware, asked: Sequence[int], *, is_single: bool) -> tuple[Hardware, list[str]]:
+    """Return what `places.spread` does, where there may be fewer cores than processes."""
+    found, notes = spread(hardware.model_copy(update={"cores": max(asked)}), asked, is_single=is_single)
+    return found.model_copy(update={"cores": hardware.cores}), notes
 
 
 def name(config: Any) -> str:
@@ -112,23 +131,25 @@ def name(config: Any) -> str:
 
 
 @contextlib.contextmanager
-def cluster(rate: str, cpus: int, scratch: Path) -> Iterator[str]:
-    """Yield the address of a cluster of two nodes that are joined by a line of this rate."""
+def cluster(rate: float, delay_s: float, cpus: int, scratch: Path) -> Iterator[str]:
+    """Yield the address of a cluster of two nodes that are joined by a line of `rate` bytes/s and this delay."""
 
-    def ip(*words: str, command: str = "ip") -> None:
-        subprocess.run([command, *words], check=True)
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True)
 
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     ip("netns", "add", SPACE)
     try:
-        ip("link", "add", LINE, "type", "veth", "peer", "name", FAR_END, "netns", SPACE)
+        ends = [tunnel(LINE), tunnel(FAR_END)]
+        ip("link", "set", FAR_END, "netns", SPACE)
         ip("addr", "add", f"{HERE}/24", "dev", LINE)
         ip("-n", SPACE, "addr", "add", f"{THERE}/24", "dev", FAR_END)
-        for words in (["link", "set", LINE], ["-n", SPACE, "link", "set", FAR_END], ["-n", SPACE, "link", "set", "lo"]):
-            ip(*words, "up")
-        limit = ["root", "tbf", "rate", rate, "burst", "1mb", "latency", "2s"]
-        ip("qdisc", "add", "dev", LINE, *limit, command="tc")
-        ip("-n", SPACE, "qdisc", "add", "dev", FAR_END, *limit, command="tc")
+        large = ["mtu", "65520", "up"]
+        ip("link", "set", LINE, *large)
+        ip("-n", SPACE, "link", "set", FAR_END, *large)
+        ip("-n", SPACE, "link", "set", "lo", "up")
+        for one, other in (ends, reversed(ends)):
+            Thread(target=carry, args=(one, other, rate, delay_s), daemon=True).start()
         with socket.create_server((HERE, 0)) as free:
             address = f"{HERE}:{free.getsockname()[1]}"
         start = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus", str(cpus)]
@@ -149,8 +170,32 @@ def cluster(rate: str, cpus: int, scratch: Path) -> Iterator[str]:
                     time.sleep(0.1)
             yield address
     finally:
-        subprocess.run(["ip", "link", "del", LINE])
         subprocess.run(["ip", "netns", "del", SPACE])
+
+
+def tunnel(name: str) -> int:
+    """Return the descriptor of a new network device, whose packets a process reads and writes."""
+    found = os.open("/dev/net/tun", os.O_RDWR)
+    set_interface, tun_without_header = 0x400454CA, 0x1001
+    fcntl.ioctl(found, set_interface, struct.pack("16sH22x", name.encode(), tun_without_header))
+    return found
+
+
+def carry(source: int, target: int, rate: float, delay_s: float) -> None:
+    """Pass packets on, each when those before it and its own bytes have passed at the rate, and after the delay."""
+    passing: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
+
+    def arrive() -> None:
+        while True:
+            due, packet = passing.get()
+            time.sleep(max(0.0, due - time.monotonic()))
+            os.write(target, packet)
+
+    Thread(target=arrive, daemon=True).start()
+    passed = 0.0
+    while packet := os.read(source, 1 << 16):
+        passed = max(passed, time.monotonic()) + len(packet) / rate
+        passing.put((passed + delay_s, packet))
 
 
 if __name__ == "__main__":
