@@ -199,7 +199,9 @@ def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, l
     known = {} if model.rates.timings is None else model.rates.timings.optimizers
     optimizers = dict.fromkeys(c.optim for c in configs) if plan.hardware.is_cpu else ()
     lacking = tuple(o for o in optimizers if any(parameter_key(o, group) not in known for group in parameters))
-    if limit_s <= 0 or not plan.baseline.parallelism.is_single or not (calls or lacking):
+    # Several processes of a CPU have a share of its cores each, by which operators take other times.
+    is_shared = plan.hardware.is_cpu and not plan.baseline.parallelism.is_single
+    if limit_s <= 0 or is_shared or not (calls or lacking):
         return model
     request = OperatorRequest(
         device=plan.hardware.device,

@@ -144,14 +144,15 @@ def conduct(
     if not directory.results():
         check_fits(plan, model, backend.asker, writer)
     earlier = EarlierSearches(plan, writer.earlier())
-    if model is not None:
+    is_here = backend.asker is backend.pool  # otherwise the devices are those of a cluster's machines
+    if model is not None and is_here:
         stopwatch.enter("measuring operators")
         model = measured_model(plan, model, backend.asker, left_s=left_s())
         stopwatch.enter("planning")
     backend.asker.check_time()
     starting = stopwatch.laps()
     # Where trials run side by side the device is never free.
-    is_free = backend.asker is backend.pool and plan.fleet.is_single
+    is_free = is_here and plan.fleet.is_single
     trace = program_tracer(plan, backend.asker, writer, left_s) if is_free else None
     try:
         tuner = Tuner(

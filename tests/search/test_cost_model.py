@@ -13,6 +13,7 @@ from factories import (
     make_config,
     make_facts,
     make_gpu,
+    make_hardware,
     make_plan,
     make_result,
     make_space_file,
@@ -32,6 +33,7 @@ from autotune.storage.home import read_observations, read_timings, write_trace
 from autotune.units import GIB
 from autotune.value import read_value, write_value
 from autotune.values.conditions import Conditions
+from autotune.values.config import Parallelism
 from autotune.values.estimate import Timings
 
 SPACE = make_space_file({"precision": ["bf16", "fp32"], "per_device_train_batch_size": "lattice"})
@@ -310,6 +312,15 @@ def test_what_was_measured_while_others_took_the_cores_is_not_kept_for_later_sea
     _, asker = searched(tmp_path / "two", TIMINGS)
     assert len(asker.measured) == 1
     assert read_timings(make_plan().hardware) == TIMINGS
+
+
+@pytest.mark.parametrize(("make", "asked"), [(make_hardware, 0), (make_gpu, 1)])
+def test_operators_are_measured_for_several_gpus_but_not_for_processes_that_share_a_cpu(tmp_path, make, asked):
+    profile = make_profile(make_family(device=make().kind), work=(make_work(call="mm [<0:1>]"),))
+    asker, shared = Asker(tmp_path, None, TIMINGS), make_config(8, parallelism=Parallelism(world_size=2))
+    plan = make_plan(space=SPACE, hardware=make(count=2), baseline=shared)
+    measured_model(plan, make_model([profile]), asker)
+    assert len(asker.measured) == asked
 
 
 @pytest.mark.parametrize(("timings", "left_s", "asked"), [(None, 100.0, 1), (TIMINGS, -5.0, 0)])
