@@ -21,7 +21,7 @@ from autotune.api import planned, subject_of
 from autotune.errors import AutotuneError
 from autotune.planning.options import SearchOptions, options_of
 from autotune.planning.plan import request_of
-from autotune.search.cost_model import cost_model
+from autotune.search.cost_model import cost_model, measured_model
 from autotune.search.run import backend_of
 from autotune.storage.run_directory import RunDirectory
 from autotune.values.config import TrainConfig
@@ -80,6 +80,8 @@ def compared(name: str, device: str) -> list[dict[str, Any]]:
             model = cost_model(plan, backend.asker, directory.path, note, most_s=600.0)
             if model is None:
                 return [refused(name, next(text for text in notes if text.startswith("no prediction")))]
+            if device == "cpu":  # as a search does before its first trial
+                model = measured_model(plan, model, backend.asker)
             for number, changes in enumerate(CHANGES if device != "cpu" else CHANGES[:1]):
                 config = TrainConfig.model_validate({**plan.baseline.model_dump(), **changes})
                 told = model.estimate(config)
