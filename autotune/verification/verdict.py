@@ -174,7 +174,7 @@ def _doubt(finals: Finals, config: TrainConfig) -> str | None:
 
 
 def _simplest_of_the_fastest(finals: Finals, contenders: list[TrainConfig]) -> TrainConfig:
-    """Return the simplest of the contenders that aren't clearly slower than the fastest."""
+    """Return the simplest of the contenders that aren't clearly slower than the fastest; of several the fastest."""
     # Beside the baseline only those count that are clearly faster than it; if none is, it is the baseline.
     plan = finals.plan
 
@@ -200,7 +200,7 @@ def _simplest_of_the_fastest(finals: Finals, contenders: list[TrainConfig]) -> T
         rank, scales = max((c.allowance.rank for c in changed), default=-1), config.precision is Precision.FP16
         return rank, is_in_code, scales, len(changed)
 
-    return min(alike, key=complexity)
+    return min(alike, key=lambda config: (*complexity(config), -rate(config)))
 
 
 def _corrections(finals: Finals, decision: Decision) -> dict[TrainConfig, float]:

@@ -58,7 +58,7 @@ def near(rate: float, spread: float = 0.05) -> Outcome:
 
 
 SCRIPT = OwnCode(kind="script", shown="python train.py", command=("train.py",), directory="/")
-FP16 = make_config(16, precision="fp16")
+SMALL, FP16 = make_config(4), make_config(16, precision="fp16")
 MANY = make_config(16, checkpointing="full", attn_implementation="eager", optim="adamw_torch")
 LEADERS: Trials = [(BASE, 10.0), (BIG, 15.0)]
 ADAFACTOR_AND_BF16: Trials = [(BASE, 10.0), (ADAFACTOR, noisy(20.2)), (BF16, noisy(20.0))]
@@ -72,6 +72,10 @@ DECISIONS = {
     "a wide interval": (LEADERS, [(BASE, near(10.0, 0.2)), (BIG, near(10.5, 0.2))] * 2, "undecided", BASE),
     "the simplest of those alike": (
         [(BASE, 10.0), (ADAFACTOR, 20.2), (BF16, 20.0)], ADAFACTOR_AND_BF16 * 2, "faster", BF16
+    ),
+    "of those alike and as simple the fastest of the finals": (
+        [(BASE, 10.0), (BIG, 20.2), (SMALL, 20.0)], [(BASE, 10.0), (BIG, noisy(20.0)), (SMALL, noisy(20.2))] * 2,
+        "faster", SMALL,
     ),
     "of those alike one without a loss scaler": (
         [(BASE, 10.0), (FP16, 20.2), (BF16, 20.0)], [(BASE, 10.0), (FP16, noisy(20.2)), (BF16, noisy(20.0))] * 2,
