@@ -4,7 +4,8 @@
 
 For each model it runs a handful of configurations as trials, exactly as a search would, and writes for each what was
 predicted before (uncorrected), what was predicted after learning from the model's first three trials, and what was
-measured. The last line is one JSON object of figures.
+measured; on a GPU also where a step spends its time, beside the predicted parts. The last line is one JSON object of
+figures.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from autotune.space.rules import refusals
 from autotune.storage.home import rates_of
 from autotune.training.build import describe
 from autotune.training.resolve import default_task, resolve
+from autotune.values.budget import ProfileTask
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware, detect
 from autotune.values.techniques import LoraAdapter
-from autotune.values.trial import TrialResult
+from autotune.values.trial import Purpose, TrialResult
 from autotune.values.workload import Workload
 
 # Small enough for two cores; on a GPU the larger ones of the same kinds.
@@ -95,6 +97,10 @@ def run_model(name: str, hardware: Hardware, rows: list[dict[str, Any]], deadlin
             request = request.model_copy(update={"limits": request.limits.model_copy(update=steps)})
             result = runner.run(request)
             rows.append(_row(name, config, result, model, learned))
+            if not hardware.is_cpu and result.measurement is not None:
+                profiled = {"number": 100 + number, "purpose": Purpose.PROFILE, "task": ProfileTask()}
+                again = runner.run(request.model_copy(update=profiled)).measurement
+                rows[-1]["busy_s"] = again.busy_s if again is not None else None
             print(_line(rows[-1]), flush=True)
             if number < LEARNED_FROM:
                 learned = learned.observe(result)
