@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import InputError
+from autotune.exports import launch_files, targets
+from autotune.output.table import text_of
 from autotune.storage.run_directory import read_result
+from autotune.training import adapters
+from autotune.training.arguments import arguments_of
+from autotune.training.inputs import freeze_vision
+from autotune.values.hardware import ALLOCATOR_VARIABLE, allocator_settings, installed_versions
 from autotune.values.result import ResultData
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainingArguments
 
-    from autotune.exports.targets import Exported
     from autotune.training.dataset import Collator
 
 
@@ -35,17 +40,10 @@ class TuningResult(ResultData):
         """
         from transformers import TrainingArguments
 
-        from autotune.exports.launch_files import environment
-        from autotune.training.arguments import arguments_of
-        from autotune.values.hardware import ALLOCATOR_VARIABLE, allocator_settings, installed_versions
-
-        for name, value in environment(self.best.config).items():
+        for name, value in launch_files.environment(self.best.config).items():
             given = allocator_settings() if name == ALLOCATOR_VARIABLE else os.environ.get(name)
             if value not in (given or ""):
-                warnings.warn(
-                    f"measured with {name}={value}: start Python with it, as no argument says it", stacklevel=2
-                )
-
+                warnings.warn(f"measured with {name}={value}: start Python with it, no argument says it", stacklevel=2)
         here = self.hardware.model_copy(update={"versions": installed_versions()})
         tuned = arguments_of(self.best.config, self.workload, here, self.soaked).training_arguments
         kind = TrainingArguments
@@ -58,11 +56,9 @@ class TuningResult(ResultData):
     @property
     def launch_commands(self) -> tuple[str, ...]:
         """The command lines that start training with the best configuration; `export` writes the files they name."""
-        from autotune.exports import launch_files
-
         return launch_files.launch_commands(self)
 
-    def export(self, target: str, directory: str | Path) -> "Exported":
+    def export(self, target: str, directory: str | Path) -> targets.Exported:
         """Write the best configuration for another tool: the targets of `autotune export --to`, or 'all' of them.
 
         Returns:
@@ -72,8 +68,6 @@ class TuningResult(ResultData):
             InputError: There is no such target, or it can't train this.
             OSError: The directory can't be written.
         """
-        from autotune.exports import targets
-
         return targets.write(self, target, targets.drafts(self, target)[0], Path(directory))
 
     def model_kwargs(self) -> dict[str, Any]:
@@ -86,9 +80,7 @@ class TuningResult(ResultData):
 
     def peft_config(self) -> Any | None:
         """Return the peft config to wrap the model with; None if all weights are trained, or the biases (BitFit)."""
-        from autotune.training.adapters import peft_config
-
-        return None if self.arguments.adapter is None else peft_config(self.arguments.adapter)
+        return None if self.arguments.adapter is None else adapters.peft_config(self.arguments.adapter)
 
     def build_model(self) -> "PreTrainedModel":
         """Return the model with random weights on the device, as a trial builds it: to try a result out.
@@ -113,8 +105,6 @@ class TuningResult(ResultData):
         Checkpointing that a user's own code has switched on is switched off where the answer has none. The loss of code
         that computes it itself is left as it is.
         """
-        from autotune.training.adapters import prepare_model, put_on
-        from autotune.training.inputs import freeze_vision
         from autotune.training.loss import base_model
 
         code, adapter = self.workload.own_code, self.arguments.adapter
@@ -123,9 +113,9 @@ class TuningResult(ResultData):
         if code is not None and code.checkpoints and self.best.config.checkpointing == "none":
             base_model(model)._set_gradient_checkpointing(enable=False)
         if (code is None or code.normalizes) and self.workload.recipe is None:
-            return prepare_model(model, adapter, self.best.config)
+            return adapters.prepare_model(model, adapter, self.best.config)
         mixed = self.best.config.mixed_precision != "no" and self.workload.recipe is None
-        return model if adapter is None else put_on(model, adapter, mixed=mixed)
+        return model if adapter is None else adapters.put_on(model, adapter, mixed=mixed)
 
     def training_data(self, samples: int, *, directory: str | Path | None = None) -> tuple[Any, "Collator"]:
         """Return a dataset of `samples` samples such as the trials trained on, and what makes batches of them.
@@ -164,8 +154,6 @@ class TuningResult(ResultData):
 
     def __str__(self) -> str:
         """Return what the command line shows: the table, the verdict, the notes."""
-        from autotune.output.table import text_of
-
         return text_of(self)
 
     def _repr_html_(self) -> str:
