@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from accelerate.utils import convert_to_fp32
 from torch.utils.checkpoint import checkpoint
 from transformers.trainer_pt_utils import LabelSmoother
 
@@ -151,10 +152,8 @@ def _output(model: Any, inputs: dict[str, torch.Tensor], semantics: Semantics, f
             inputs["decoder_input_ids"] = labels
     with semantics.casting():
         output = model(**inputs)
-    if family.autocast is not None:  # accelerate converts every output to fp32: ConvertOutputsToFp32
-        output = {
-            n: t.float() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for n, t in output.items()
-        }
+    if family.autocast is not None:  # accelerate converts every output: ConvertOutputsToFp32
+        output = convert_to_fp32(output)
     if family.clones_outputs and torch.is_grad_enabled():  # `_DDPSink` of torch.nn.parallel.distributed
         output = {n: t.clone() if isinstance(t, torch.Tensor) else t for n, t in output.items()}
     if shape.smoothed:
@@ -186,9 +185,7 @@ def library_autocast(family: Family, semantics: Semantics) -> Iterator[None]:
         torch.set_autocast_enabled("cuda", before)
 
 
-def make_inputs(
-    config: Any, shape: Shape, batch: int, *, device: torch.device | str = "meta"
-) -> dict[str, torch.Tensor]:
+def make_inputs(config: Any, shape: Shape, batch: int, *, device: str = "meta") -> dict[str, torch.Tensor]:
     """Return the inputs of a batch, with the names that a trial's data have; values at random where there are any."""
     batch *= shape.kind.sequences if shape.kind else 1
     vocabulary: int = getattr(config.get_text_config(), "vocab_size", None) or 2
@@ -214,7 +211,7 @@ def make_inputs(
     return {**inputs, "labels": ids(batch, (shape.task.has_targets and shape.target_length) or shape.length)}
 
 
-def _images_in_texts(config: Any, shape: Shape, batch: int, device: torch.device | str) -> dict[str, torch.Tensor]:
+def _images_in_texts(config: Any, shape: Shape, batch: int, device: str) -> dict[str, torch.Tensor]:
     """Return texts with images but for the labels; tensors whose values a model asks for are on the host."""
     shown = image_text(config, shape.images, shape.image_size)
     ids = torch.full((shape.length,), int(shown.token == 0))
