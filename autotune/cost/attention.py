@@ -234,11 +234,9 @@ class RingAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Any, key: Any, value: Any, kernel: Kernel, devices: int) -> Any:
         ctx.kernel, ctx.devices = kernel, devices
         with _first_rank_of(devices) as ring:
-            output, normaliser = ring._templated_ring_attention(
-                None, 2, kernel.forward, query, key, value, is_causal=True
-            )
-        ctx.save_for_backward(query, key, value, output, normaliser)
-        return output
+            made = ring._templated_ring_attention(None, 2, kernel.forward, query, key, value, is_causal=True)
+        ctx.save_for_backward(query, key, value, *made)
+        return made[0]
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:

@@ -152,13 +152,11 @@ def _generating(profile: Profile, share: Share, completions: int) -> list[Compon
     layers, all_tokens = sum(count for count, _ in how.caches), how.prompt + how.completion
     prompts = "prompts", how.prompt, how.prompt, how.cache_bytes * layers * how.prompt
     for moment, tokens, passed, cached in (prompts, ("last token", all_tokens, 1, how.cached_bytes(all_tokens))):
-        passing = _peak(profile, how.storages, share, completions * passed / how.length, later=False)
+        one = _peak(profile, how.storages, share, completions * passed / how.length, later=False)
         joined = completions * how.cache_bytes / 2 * min(tokens, max((most for _, most in how.caches), default=0))
-        taken = passing.activations + passing.temporaries + joined + 12.0 * completions * how.words
+        taken = one.activations + one.temporaries + joined + 12.0 * completions * how.words
         cache = completions * cached
-        found.append(
-            Components(passing.weights, 0.0, share.states, cache, taken, share.paged, moment, 0.0, "generation")
-        )
+        found.append(Components(one.weights, 0.0, share.states, cache, taken, share.paged, moment, 0.0, "generation"))
     return [_largest(found)]
 
 

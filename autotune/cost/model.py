@@ -151,9 +151,8 @@ class CostModel:
         context_deviation = 0.0 if on_cpu else framework_bytes(self.hardware)[1]
         unsure[known] = np.maximum(np.hypot(allocated[known] * deviations, context_deviation), least[known])
         mean, deviation = np.full(count, np.nan), np.full(count, np.nan)
-        mean[known], deviation[known] = self.corrections.log_time(
-            [time_features(configs[i], self.workload.lengths) for i in known]
-        )
+        of_time = [time_features(configs[i], self.workload.lengths) for i in known]
+        mean[known], deviation[known] = self.corrections.log_time(of_time)
         together = np.array([c.per_device_train_batch_size * c.parallelism.data_parallel for c in configs], dtype=float)
         samples = together if self.workload.global_batch_size is None else float(self.workload.global_batch_size)
         # A compiler may save most of the activations, or take three times as many: a configuration that is predicted at

@@ -161,9 +161,7 @@ class _Profiler:
         if (family, depths) in self.known:
             return self.known[family, depths]
         # A family that differs in checkpointing alone has the same evaluation.
-        others = (
-            family.model_copy(update={"checkpointing": kind, "compiled": False}) for kind in ("none", *CHECKPOINTING)
-        )
+        others = (family.as_written.model_copy(update={"checkpointing": kind}) for kind in ("none", *CHECKPOINTING))
         evaluation = next((found.evaluation for other in others if (found := self.known.get((other, depths)))), None)
         with warnings.catch_warnings(action="ignore"):
             if self.own is not None and self.shape.task is Task.OWN:
