@@ -101,15 +101,6 @@ def sharing_notes(devices: Sequence[str]) -> tuple[str, ...]:
     return tuple(note for how, note in notes.items() if how in found)
 
 
-def shared_note(workers: int, share: Hardware) -> str:
-    cores = f"{share.cores} core{'s' if share.cores > 1 else ''}"
-    return (
-        f"{workers} trials at a time, each on {cores} of its own: the answer is for training on {cores}. They share "
-        "memory bandwidth and caches, so the search ranks roughly, and what it measures is not kept for later "
-        "searches; finals and checks run one at a time"
-    )
-
-
 def core_sets(count: int) -> tuple[Place, ...]:
     def where(core: int) -> tuple[int, ...]:  # processor and physical core of a logical one
         found = [0, 0]

@@ -59,9 +59,8 @@ def cost_model(
     code = plan.workload.own_code
     if (plan.workload.task is Task.OWN and code is None) or (code is not None and code.not_predicted is not None):
         return None
-    traces = found_value(Traces, directory / "trace" / "answer.json") or _trace(
-        plan, runner, directory / "trace", left_s, most_s
-    )
+    folder = directory / "trace"
+    traces = found_value(Traces, folder / "answer.json") or _trace(plan, runner, folder, left_s, most_s)
     untold = "no prediction for some configurations" if traces.profiles else "no prediction"
     for failure in traces.failures:
         observer(Note(text=f"{untold}: {failure}"))

@@ -18,7 +18,7 @@ from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError, InputError, MachineError, writing
 from autotune.execution import network
 from autotune.execution.cluster import joined
-from autotune.execution.places import Place, hardware_of, places_of, shared_note, sharing_notes
+from autotune.execution.places import Place, hardware_of, places_of, sharing_notes
 from autotune.execution.ray_pool import RayPool
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.integrations.trackers import Tracking
@@ -108,7 +108,12 @@ def _allotted(fleet: Fleet, device: str, planned: Hardware | None) -> tuple[tupl
             f"{hardware.cores} of {hardware.name} for each of {workers} now"
         )
     if hardware.is_cpu:
-        notes: tuple[str, ...] = (shared_note(workers, hardware),)
+        cores = f"{hardware.cores} core{'s' * (hardware.cores > 1)}"
+        notes: tuple[str, ...] = (
+            f"{workers} trials at a time, each on {cores} of its own: the answer is for training on {cores}. They "
+            "share memory bandwidth and caches, so the search ranks roughly, and what it measures is not kept for "
+            "later searches; finals and checks run one at a time",
+        )
     else:
         where = ", ".join(place.shown for place in places)
         note = f"{workers} trials at a time, on {where}; finals and checks run one at a time on {places[0].shown}"

@@ -68,9 +68,8 @@ class Proof:
         """Return a trial that tells where a step of `winner` or the baseline spends its time; None: none is left."""
         for config in dict.fromkeys((winner, self._plan.baseline)):
             is_over = self._state.measured(config) is None or self._state.trials(config, Purpose.PROFILE)
-            expected_s = self._run_s(
-                config, 4 * micro_steps(self._plan, config) / self._plan.workload.accumulation_steps(config)
-            )
+            steps = 4 * micro_steps(self._plan, config) / self._plan.workload.accumulation_steps(config)
+            expected_s = self._run_s(config, steps)
             if self._plan.soak and not is_over and expected_s <= PROFILE_SHARE * self._plan.budget.max_time_s:
                 return Check(config, Purpose.PROFILE, ProfileTask(), expected_s)
         return None
