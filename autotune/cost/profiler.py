@@ -14,18 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from autotune.cost import full_depth
 from autotune.cost.family import Family, Shape
-from autotune.cost.full_depth import (
-    SAMPLES,
-    NotLinear,
-    Pass,
-    joined,
-    line,
-    order_of,
-    storages_of,
-    unlike_share,
-    work_of,
-)
 from autotune.cost.own_training import OwnTraining
 from autotune.cost.post_training import cached_elements, generation_of, scored
 from autotune.cost.profile import ForwardPass, ParameterGroup, Profile, layers_of
@@ -41,8 +31,8 @@ from autotune.values.techniques import CHECKPOINTING, is_new_weight
 class Shallow(NamedTuple):
     """A model with few layers, as traced."""
 
-    step: Pass
-    evaluation: Pass | None  # the forward pass without gradients; None: it can't be traced
+    step: full_depth.Pass
+    evaluation: full_depth.Pass | None  # the forward pass without gradients; None: it can't be traced
     parameters: list[ParameterGroup]
     names: list[str]
     buffers_bytes: int
@@ -76,12 +66,12 @@ def profile(
         config = without_chance(build_config(spec, shape.task))
         found = stacks(config, family.checkpointed_every, frozen_layers(spec.frozen))
         if found and all(s.depth > s.base for s in found):
-            with contextlib.suppress(NotLinear):
+            with contextlib.suppress(full_depth.NotLinear):
                 return profiler.extended(config, found, parameters if family.tensor_parallel == 1 else None)
-            if family.compiled:
-                raise NotLinear("layers are compiled to programs that differ")  # as a whole it would take minutes
+            if family.compiled:  # as a whole it would take minutes
+                raise full_depth.NotLinear("layers are compiled to programs that differ")
         return replace(profiler, known={}).extended(config, (), None)
-    except (NotLinear, Untraceable) as error:
+    except (full_depth.NotLinear, Untraceable) as error:
         raise InputError(f"{spec.name}: can't be traced, so there is no prediction: {one_line(error)}") from error
 
 
@@ -100,16 +90,16 @@ class _Profiler:
         deep = self._traced(config, depths)
         lacking = [self._traced(config, {**depths, s.field: s.base}) for s in found]
         times = [round((s.depth - s.base) / s.period) - 1 for s in found]
-        made = order_of(deep.parameters, [short.parameters for short in lacking], times)
+        made = full_depth.order_of(deep.parameters, [short.parameters for short in lacking], times)
         groups = Counter(deep.parameters[at] for at in made)
         counted = sum(count * group.elements for group, count in groups.items() if not group.adapter)
         if parameters not in (None, counted):
-            raise NotLinear(f"{counted} parameters instead of {parameters}")
+            raise full_depth.NotLinear(f"{counted} parameters instead of {parameters}")
         layer, outside, count = layers_of(deep.names, deep.parameters)
         fewer = [layers_of(short.names, short.parameters)[2] for short in lacking]
         places = {group: at for at, group in enumerate(groups)}
         steps = deep.step, [short.step for short in lacking], times
-        work, needed = work_of(*steps)
+        work, needed = full_depth.work_of(*steps)
         text = config and config.get_text_config()
         width = getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
         inputs: Iterable[torch.Tensor] = ()
@@ -124,8 +114,8 @@ class _Profiler:
             names=tuple(deep.names[at] for at in made),
             buffers_bytes=deep.buffers_bytes
             + sum(n * (deep.buffers_bytes - short.buffers_bytes) for short, n in zip(lacking, times, strict=True)),
-            storages=storages_of(*steps, exact=not self.family.compiled),
-            unlike=max((unlike_share(deep.step.low, short.step.low) for short in lacking), default=0.0),
+            storages=full_depth.storages_of(*steps, exact=not self.family.compiled),
+            unlike=max((full_depth.unlike_share(deep.step.low, short.step.low) for short in lacking), default=0.0),
             work=work,
             needed_flops=needed,
             layer=layer,
@@ -141,15 +131,15 @@ class _Profiler:
         passes = [one.evaluation for one in (deep, *lacking) if one.evaluation is not None]
         try:
             if len(passes) <= len(lacking):
-                raise NotLinear("the pass without gradients can't be traced")
+                raise full_depth.NotLinear("the pass without gradients can't be traced")
             one = passes[0], passes[1:], times
-            storages, (work, needed) = storages_of(*one), work_of(*one)
-        except NotLinear:
+            storages, (work, needed) = full_depth.storages_of(*one), full_depth.work_of(*one)
+        except full_depth.NotLinear:
             if kind is not None:
                 raise
             return traced
         if kind is None:
-            outputs = line(passes[0].lines("outputs_bytes"))
+            outputs = full_depth.line(passes[0].lines("outputs_bytes"))
             forward = ForwardPass(storages=storages, outputs_bytes=outputs, inputs_bytes=traced.inputs_bytes)
             return traced.model_copy(update={"evaluation": forward})
         if kind.generates:
@@ -168,7 +158,7 @@ class _Profiler:
                 model = self.own.model
             else:
                 model = build(self.spec, shallower(config, depth), family, self.shape, self.change)
-                with contextlib.suppress(NotLinear, Untraceable):
+                with contextlib.suppress(full_depth.NotLinear, Untraceable):
                     evaluation = evaluation or self._pass(model, evaluation_step)
             as_written = None if family.compiled else self._pass(model, functools.partial(micro_step, own=self.own))
             step = as_written or self._compiled(model)  # which leaves the model without tensors of the meta device
@@ -181,21 +171,21 @@ class _Profiler:
         )
         return traced
 
-    def _compiled(self, model: Any) -> Pass:
+    def _compiled(self, model: Any) -> full_depth.Pass:
         from autotune.cost.compiled import compiled_step
 
         try:
-            return joined(*compiled_step(model, self.family, self.shape, SAMPLES))
+            return full_depth.joined(*compiled_step(model, self.family, self.shape, full_depth.SAMPLES))
         except Exception as error:  # of whatever kind: a compiler is large
             raise Untraceable(one_line(error)) from error
 
-    def _pass(self, model: Any, step: Callable[[Any, Family, Shape, int], Tape]) -> Pass:
+    def _pass(self, model: Any, step: Callable[[Any, Family, Shape, int], Tape]) -> full_depth.Pass:
         try:
-            low, high = (step(model, self.family, self.shape, samples) for samples in SAMPLES)
+            low, high = (step(model, self.family, self.shape, samples) for samples in full_depth.SAMPLES)
         # Raised by torch (no kernel for these tensors, a value that isn't there) and by models' code without values.
         except Exception as error:
             raise Untraceable(one_line(error)) from error
-        return joined(low, high)
+        return full_depth.joined(low, high)
 
 
 def _groups(model: Any) -> list[ParameterGroup]:

@@ -12,18 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from autotune.space import rules
+from autotune.space import knobs, rules
 from autotune.space.file import SpaceFile
-from autotune.space.knobs import (
-    MICRO_BATCH,
-    allowance_of,
-    fitting,
-    has_field,
-    is_nested,
-    make_config,
-    make_point,
-    valid,
-)
+from autotune.space.knobs import MICRO_BATCH
 from autotune.space.parallel_rules import Rule
 from autotune.values.budget import Effort
 from autotune.values.config import Allowance, Scalar, TrainConfig
@@ -72,7 +63,7 @@ class SearchSpace:
         self.file = file
         self.baseline = problem.baseline
         self._problem = problem
-        self._origin = make_point(problem.baseline)
+        self._origin = knobs.make_point(problem.baseline)
         # Configurations by the values of an adapter's knobs and the parallel ones, the rest being the baseline's.
         self._nested: dict[tuple[tuple[str, Scalar], ...], TrainConfig] = {}
         self.left_out: dict[tuple[str, Scalar], str] = {}
@@ -143,10 +134,10 @@ class SearchSpace:
 
     def config(self, point: Point) -> TrainConfig:
         """Return the configuration at `point`; parameters that it doesn't name have the baseline's value."""
-        nested = tuple(item for item in point.items() if is_nested(item[0]))
+        nested = tuple(item for item in point.items() if knobs.is_nested(item[0]))
         if nested not in self._nested:
-            self._nested[nested] = make_config(fitting(dict(nested), self._origin))
-        plain = {name: valid(name, value) for name, value in point.items() if not is_nested(name)}
+            self._nested[nested] = knobs.make_config(knobs.fitting(dict(nested), self._origin))
+        plain = {name: knobs.valid(name, value) for name, value in point.items() if not knobs.is_nested(name)}
         for (name, value), idle in _IDLE.items():
             if name in plain and plain[name] == value != self._origin[name]:
                 plain = dict.fromkeys(idle) | plain
@@ -163,7 +154,7 @@ class SearchSpace:
 
     def choices_of(self, config: TrainConfig) -> Point:
         """Return the values of `config` that are choices of the space, by parameter."""
-        whole, choices = self.complete(make_point(config)), {d.name: d.choices for d in self.dimensions}
+        whole, choices = self.complete(knobs.make_point(config)), {d.name: d.choices for d in self.dimensions}
         return {name: value for name, value in whole.items() if value in choices[name]}
 
     def refusal(self, config: TrainConfig) -> str | None:
@@ -186,20 +177,20 @@ class SearchSpace:
     ) -> Iterator[str]:
         """Yield all reasons; `alone`: only the file's rules on one parameter; `among`: only these rules of legality."""
         yield from self._illegal(config, among)
-        point = make_point(config) if self.file.rules else {}
+        point = knobs.make_point(config) if self.file.rules else {}
         for rule in self.file.rules:
             counts = not alone or len(rule.forbid) == 1
             if counts and all(point.get(name) in values for name, values in rule.forbid.items()):
                 yield rule.reason
         allowed = self._problem.allowance
-        if allowed is not Allowance.METHOD and not allowed.admits(needed := allowance_of(config, self._problem)):
+        if allowed is not Allowance.METHOD and not allowed.admits(needed := knobs.allowance_of(config, self._problem)):
             beyond = f"changes the {needed} of the training, which --allow {allowed} does not admit"
             split = config.per_device_train_batch_size != self.baseline.per_device_train_batch_size
             why = self._problem.facts.split_changes
             yield f"{beyond}: {why}" if split and why else beyond
 
     def is_active(self, dimension: Dimension, point: Point) -> bool:
-        exists = has_field(point.get("adapter", self._origin["adapter"]), dimension.name)
+        exists = knobs.has_field(point.get("adapter", self._origin["adapter"]), dimension.name)
         return exists and all(point.get(n, self._origin.get(n)) in values for n, values in dimension.when.items())
 
     @functools.cached_property
@@ -242,7 +233,7 @@ class SearchSpace:
         for point in self._grown(self._split[1]):
             config = self.config(point)
             if excused.issuperset(self._reasons(config)):
-                found.append({name: value for name, value in make_point(config).items() if name in LOADING})
+                found.append({name: value for name, value in knobs.make_point(config).items() if name in LOADING})
         return found
 
     @functools.cached_property
