@@ -28,7 +28,7 @@ from autotune.units import show_memory, show_time
 from autotune.values.budget import Effort
 from autotune.values.problem import Note, Observer, Phase, PhaseBegan
 from autotune.values.time_spent import Stopwatch, command_began
-from autotune.values.trial import DescribeRequest, Description, ExamineRequest
+from autotune.values.trial import Description, Inquiry
 
 
 @refusing_long_names()
@@ -163,7 +163,7 @@ def planned(
             observer(Note(text=text))
             told.append(text)
 
-    def describe(request: DescribeRequest | ExamineRequest) -> Description:
+    def describe(request: Inquiry) -> Description:
         tell(start.notes)
         stopwatch.enter("launching")
         asker.start()

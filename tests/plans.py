@@ -10,7 +10,7 @@ from autotune.planning.planner import Start, Subject, start_of
 from autotune.values import hardware
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Allotment
-from autotune.values.trial import DescribeRequest, Description, ExamineRequest
+from autotune.values.trial import Description, ExamineRequest, Inquiry
 
 
 class Looked(NamedTuple):
@@ -19,7 +19,7 @@ class Looked(NamedTuple):
     facts: ModelFacts | None = None
     found: Description | None = None
 
-    def __call__(self, request: DescribeRequest | ExamineRequest) -> Description:
+    def __call__(self, request: Inquiry) -> Description:
         if isinstance(request, ExamineRequest):
             return Description(facts=request.facts)
         return self.found or Description(facts=self.facts or make_facts(task=request.workload.task))

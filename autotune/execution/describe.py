@@ -39,7 +39,7 @@ from autotune.training.texts import prepare, profile_of, write_lengths
 from autotune.value import write_value
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.techniques import CHECKPOINTING
-from autotune.values.trial import DescribeRequest, Description, ExamineRequest, Refusal
+from autotune.values.trial import Description, ExamineRequest, Inquiry, Refusal
 from autotune.values.workload import LENGTHS_FILE, RECIPES, STEP_FILE, Barred, OwnCode, OwnFound
 
 _UNITS = "transformer_layer_cls_to_wrap"  # FSDP's
@@ -49,7 +49,7 @@ _ONE_ROW = "batches are one row, of which eager attention would hold the scores 
 
 def run_describe(directory: Path) -> None:
     """Answer the request in `directory`; data and pickled code of trials are in the directory `data` beside it."""
-    requests: TypeAdapter[DescribeRequest | ExamineRequest] = TypeAdapter(DescribeRequest | ExamineRequest)
+    requests: TypeAdapter[Inquiry] = TypeAdapter(Inquiry)
     request = requests.validate_json((directory / "request.json").read_bytes())
     environment.meet("cuda" if torch.cuda.is_available() else "cpu", timeout_s=DESCRIBE_LIMIT_S)  # ranks of a loop
     try:
@@ -60,7 +60,7 @@ def run_describe(directory: Path) -> None:
     write_value(answer, directory / "description.json")
 
 
-def _described(request: DescribeRequest | ExamineRequest, directory: Path, data: Path) -> Description:
+def _described(request: Inquiry, directory: Path, data: Path) -> Description:
     workload, recipe = request.workload, request.workload.recipe
     if isinstance(request, ExamineRequest):
         facts, notes = reported_split(request.facts, split_of_loop(request, data / STEP_FILE), None)

@@ -25,16 +25,7 @@ from autotune.execution.outcome import outcome_of_nodes
 from autotune.execution.runner import Runner, trial_directory
 from autotune.execution.share import DATA, Files, Share, clean
 from autotune.value import write_bytes, write_value
-from autotune.values.trial import (
-    DescribeRequest,
-    Description,
-    ExamineRequest,
-    Failure,
-    Rendezvous,
-    TrialRequest,
-    TrialResult,
-    TrialStatus,
-)
+from autotune.values.trial import Description, Failure, Inquiry, Rendezvous, TrialRequest, TrialResult, TrialStatus
 
 _GRACE_S = 20.0  # for the other nodes of a trial after the first has failed, as when they lose a connection
 
@@ -91,7 +82,7 @@ class _Place:
         """Return the least bytes/s that one of its nodes attains to the others; raises what an actor raises."""
         return float(min(self._ray.get(list(self._call("measure_network", request, "network")))))
 
-    def described(self, request: DescribeRequest | ExamineRequest) -> tuple[Description, Files]:
+    def described(self, request: Inquiry) -> tuple[Description, Files]:
         """Return the description of a workload, and files that all actors now keep of it; raises as above."""
         found, files = self._ray.get(self._actors[0].describe.remote(request.model_dump_json()))
         self._ray.get(self.keep(files))
@@ -200,7 +191,7 @@ class RayPool(Runner):
         with self._before_trials() as place:
             return place.measured_network(request) / 1e9
 
-    def describe(self, request: DescribeRequest | ExamineRequest) -> Description:
+    def describe(self, request: Inquiry) -> Description:
         """Return what a node finds out about the user's own code; raises as `LocalRunner.describe`."""
         with self._before_trials() as place:
             found, files = place.described(request)

@@ -30,7 +30,7 @@ from autotune.values.hardware import Hardware, sharing_of
 from autotune.values.trial import (
     DescribeRequest,
     Description,
-    ExamineRequest,
+    Inquiry,
     Measurement,
     Outcome,
     Refusal,
@@ -236,11 +236,11 @@ class LocalRunner(Runner):
         kept = f"All measured trials are kept: `autotune resume {self._run_directory}` goes on once it computes"
         return InfrastructureError(f"{', '.join(where.devices)}: doesn't compute: {why}. {kept}")
 
-    def describe(self, request: DescribeRequest | ExamineRequest) -> Description:
+    def describe(self, request: Inquiry) -> Description:
         """Return what a child finds out about a workload, or raise what it raised; InfrastructureError: no answer."""
-        name = "describe" if isinstance(request, DescribeRequest) else "examine"
-        ranks = request.config.parallelism.ranks if isinstance(request, ExamineRequest) else None
-        entry = "autotune.execution.describe:run_describe"
+        name, ranks, entry = "describe", None, "autotune.execution.describe:run_describe"
+        if not isinstance(request, DescribeRequest):
+            name, ranks = "examine", request.config.parallelism.ranks
         directory = self.ask(name, entry, request, timeout_s=DESCRIBE_LIMIT_S, ranks=ranks)
         try:
             answers: TypeAdapter[Description | Refusal] = TypeAdapter(Description | Refusal)

@@ -26,10 +26,10 @@ from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import Hardware, why_untuned
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Allotment, Objective
-from autotune.values.trial import DescribeRequest, Description, ExamineRequest
+from autotune.values.trial import DescribeRequest, Description, Inquiry
 from autotune.values.workload import Workload
 
-Describe = Callable[[DescribeRequest | ExamineRequest], Description]  # has a child process answer
+Describe = Callable[[Inquiry], Description]  # has a child process answer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -320,6 +320,9 @@ class ExamineRequest(Value):
     other: PositiveInt | None  # another micro-batch that the search may try; None: there is none
 
 
+Inquiry = DescribeRequest | ExamineRequest
+
+
 class Description(Value):
     """A child's answer: the facts of a workload."""
 
