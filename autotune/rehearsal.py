@@ -82,9 +82,8 @@ def rehearse(
             f"--gpu {gpu}: torch's builds for CUDA 13 don't run on it; the stand-in has NVIDIA's from T4 on"
         )
     given = {"script": script, "trainer": trainer, "make_trainer": make_trainer}
-    options = options_of(
-        SearchOptions, {"model": "", "allow": "numerics", "memory": card.memory_bytes, "devices": devices}
-    )
+    wanted = {"model": "", "allow": "numerics", "memory": card.memory_bytes, "devices": devices}
+    options = options_of(SearchOptions, wanted)
     with model_on_cpu(trainer):
         subject = subject_of(options, **given)
         content = pickle.dumps(subject)

@@ -241,8 +241,7 @@ class CostModel:
 
     def _footprint(self, config: TrainConfig, profile: Profile) -> Footprint:
         size = float(self._padded(config).largest[0])
-        packed = self._packed(config, profile, size)
-        return Footprint(config, packed, size, self.workload.accumulation_steps(config))
+        return Footprint(config, self._packed(config, profile, size), size, self.workload.accumulation_steps(config))
 
     def _packed(self, config: TrainConfig, profile: Profile, samples: float) -> Profile:
         """Return the profile of so many samples as one row, if they are, whose masks SDPA keeps in each layer."""

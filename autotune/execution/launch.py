@@ -178,8 +178,7 @@ def _preload(device: str) -> bool:
                 print(f"{module} is not preloaded: {error}", file=sys.stderr)  # noqa: T201  # the launcher's log
     for module in ("launch", "trial"):  # and with them all others that a trial needs
         importlib.import_module(f"autotune.execution.{module}")
-    # The Trainer forces collections, which would go through all objects of the libraries in every trial, and copy their
-    # pages: 0.5 s.
+    # The Trainer forces collections, which in each trial would go through the libraries' objects and copy pages: 0.5 s.
     gc.collect()
     gc.freeze()
     return device == "cpu" or (not torch.cuda.is_initialized() and _survives_fork(device))  # type: ignore[no-untyped-call]
@@ -200,8 +199,7 @@ def _survives_fork(device: str) -> bool:
     deadline = time.monotonic() + 120.0
     while not jobs.has_ended(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    statuses = jobs.end_below([pid], limit_s=jobs.END_LIMIT_S)
-    return statuses.get(pid) == 0
+    return jobs.end_below([pid], limit_s=jobs.END_LIMIT_S).get(pid) == 0
 
 
 def run_trial(directory: Path) -> None:

@@ -130,14 +130,13 @@ class LocalRunner(Runner):
         end_left_behind(self._run_directory)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         self._running, self._endings = {}, {}
         if self._launcher is not None:
             self._launcher.end()
             self._launcher = None
+
+    __exit__ = close
 
     def free(self) -> int:
         return len(self._places) - len(self._running)

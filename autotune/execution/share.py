@@ -11,7 +11,7 @@ from pathlib import Path
 from autotune.errors import InfrastructureError, one_line
 from autotune.execution import network
 from autotune.execution.outcome import log_file, read_tail
-from autotune.execution.runner import LocalRunner, Runner, end_left_behind, trial_directory
+from autotune.execution.runner import LocalRunner, end_left_behind, trial_directory
 from autotune.values.hardware import detect
 from autotune.values.trial import DescribeRequest, TrialRequest
 
@@ -37,7 +37,7 @@ def clean(search: str) -> None:
     shutil.rmtree(scratch(search), ignore_errors=True)
 
 
-def local_runner(directory: Path, device: str) -> Runner:
+def local_runner(directory: Path, device: str) -> LocalRunner:
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray's: the processors of the actor, which a user's training wouldn't have
     return LocalRunner(directory, detect(device))
 
@@ -47,7 +47,7 @@ class Share:
 
     def __init__(self, search: str, place: str, maker: str, device: str) -> None:
         self._search, self._place, self._maker, self._device = search, place, maker, device
-        self._runner: Runner | None = None
+        self._runner: LocalRunner | None = None
 
     @property
     def _own(self) -> Path:
@@ -83,7 +83,6 @@ class Share:
     def measure_network(self, text: str) -> float:
         """Return the bytes/s that this node attains to those that run the other ranks; InfrastructureError: none."""
         request, runner = TrialRequest.model_validate_json(text), self._started()
-        assert isinstance(runner, LocalRunner)
         entry, ranks, meeting = f"{network.__name__}:measure", request.ranks, request.rendezvous
         directory = runner.ask("network", entry, request, timeout_s=network.LIMIT_S, ranks=ranks, rendezvous=meeting)
         try:
@@ -95,11 +94,10 @@ class Share:
     def describe(self, text: str) -> tuple[str, Files]:
         """Return the description of a workload, and files that trials need of it; raises as `LocalRunner.describe`."""
         runner, kept = self._started(), set((self._own / DATA).iterdir())
-        assert isinstance(runner, LocalRunner)
         found = runner.describe(DescribeRequest.model_validate_json(text))
         return found.model_dump_json(), {p.name: p.read_bytes() for p in (self._own / DATA).iterdir() if p not in kept}
 
-    def _started(self) -> Runner:
+    def _started(self) -> LocalRunner:
         if self._runner is None:  # it is left when Ray ends this process, with which its launcher ends
             self._runner = pkgutil.resolve_name(self._maker)(self._own, self._device).__enter__()
         return self._runner

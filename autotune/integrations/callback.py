@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field, NonNegativeInt
+from torch import cuda
 from tqdm import tqdm
 from transformers import TrainerCallback
 
@@ -212,8 +213,6 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         reasons = differences(result, args, model, machine, samples_per_step=samples, data_wait_share=share)
         memory = Memory(resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)  # it counts KiB
         if args.device.type == "cuda":
-            from torch import cuda
-
             allocated, reserved = cuda.max_memory_allocated(args.device), cuda.max_memory_reserved(args.device)
             memory = Memory(allocated_bytes=allocated, reserved_bytes=reserved)
         rate = self._steps * samples / self._total_s if self._total_s else None

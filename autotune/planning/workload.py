@@ -52,8 +52,7 @@ def searched_workload(
             raise InputError(f"--global-batch {batch}: {ranks} devices can't share it evenly; {nearest}")
     data = {"dataset": str(checked_path(options.data)) if options.data else None, "text_field": options.text_field}
     workload = with_batch(workload.model_copy(update=data), batch, notes)
-    fixed = arguments.fixed if arguments else {}
-    return workload.model_copy(update={"seed": options.seed, "fixed_arguments": fixed})
+    return workload.model_copy(update={"seed": options.seed, "fixed_arguments": arguments.fixed if arguments else {}})
 
 
 def workload_of(

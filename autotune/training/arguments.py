@@ -259,8 +259,7 @@ def compiler_refuses_tf32(config: TrainConfig) -> bool:
     It asks `torch.get_float32_matmul_precision`, which raises if only the newer `fp32_precision` was set, as
     transformers does; accelerate sets the older one too where there is no autocast.
     """
-    mode = config.torch_compile_mode or ""
-    return mode.startswith("max-autotune") and config.mixed_precision != "no"
+    return (config.torch_compile_mode or "").startswith("max-autotune") and config.mixed_precision != "no"
 
 
 def transformers_version(hardware: Hardware) -> tuple[int, int]:
