@@ -94,8 +94,7 @@ def preview(
 ) -> Preview:
     """Return what :func:`find` would try with these arguments; no trial is run, and no run directory is made.
 
-    A script is run up to the beginning of its training. The record of earlier searches isn't read. Errors are those of
-    :func:`find`.
+    A script is run up to its training. The record of earlier searches isn't read. Errors are those of :func:`find`.
     """
     asked = _options(model, options)
     subject = subject_of(asked, script=script)

@@ -271,8 +271,7 @@ def _workspace(query: torch.Tensor, key: torch.Tensor, generation: Generation) -
 
     The gradient of the query is summed up in tiles of (rows of queries, columns) with four numbers more each. A kernel
     of 16 bits whose tiles are narrower than a head does the same with those of keys and values, as often as the keys
-    are split. Tiles are those of the first kernel in `kernels/cutlassB.h` that is wide enough and fits the shared
-    memory.
+    are split. Tiles are those of the first kernel in `kernels/cutlassB.h` that is wide enough and fits shared memory.
     """
     batch, heads, length, width = query.shape
     half, keys = query.dtype in _HALF, key.shape[2]

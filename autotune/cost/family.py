@@ -103,8 +103,7 @@ def family_of(config: TrainConfig, hardware: Hardware, workload: Workload | None
         looks = config.checkpointing == "none" or config.adapter is not None
     is_static = workload is not None and bool(workload.fixed_arguments.get("ddp_static_graph"))
     is_ddp = spread.sharding == "none" and spread.data_parallel > 1 and not is_static
-    # Inductor's programs can't be traced with packed weights, activations on the host or DDP's buckets, nor of a step
-    # that isn't the Trainer's own.
+    # Untraceable: inductor's programs with packed weights, offloaded activations, DDP's buckets or a step of one's own.
     is_plain = spread.is_single and config.quantization is None and config.checkpointing != "offload"
     is_plain &= workload is None or (workload.recipe is None and code is None)
     is_traced = is_plain and not hardware.is_cpu and config.activation_memory_budget is None

@@ -96,8 +96,7 @@ def _in_turn(
 ) -> dict[str, float]:
     """Return the seconds of each piece of work, given by the bytes of its tensors and its maker, until time is spent.
 
-    At most `most_bytes` are there at a time. Pieces that can't be run here, that depend on values, or that have more
-    bytes alone are left out.
+    At most `most_bytes` are there at a time. Left out is what can't run here, depends on values, or has more.
     """
     most_runs = 1 if device.type == "cpu" else _RUNS_ON_GPU
     pending = [(name, piece) for name, piece in pieces.items() if piece[0] <= most_bytes][::-1]

@@ -6,8 +6,7 @@ all gradients and its temporaries. Evaluation and saving come when gradients are
 of several devices. Outside of the allocator come the CUDA context, or on a CPU the process itself, and NCCL's buffers.
 
 The storages that are alive are summed up once for each operator, and the moments kept that are the peak at some
-micro-batch, so that a search can ask for thousands of configurations. For a single one the allocator is replayed
-(`reserve`).
+micro-batch, so that a search can ask for thousands of configurations. For one the allocator is replayed (`reserve`).
 """
 
 import functools
@@ -119,9 +118,8 @@ def _peak(profile: Profile, storages: Storages, share: Share, samples: float, *,
 def _moments(storages: Storages, later: bool, *, every: bool) -> tuple[Vector, NDArray[np.bool_], list[str]]:
     """Return a pass's peaks at any micro-batch, or `every` moment: as `alive` has it, if forward, and what runs."""
     found, moments = storages.alive, list[int]()
-    # Of forward and backward pass each, with all gradients or where some are dealt out. Within a pass the buffers of
-    # several devices don't count: they come and go, and a published training of LoRA by FSDP takes 2 % less than the
-    # most of both together.
+    # Of each pass, with all gradients or where some are dealt out. Within a pass buffers of several devices don't
+    # count: they come and go, and a published training of LoRA by FSDP takes 2 % less than the most of both.
     for first, part in ((0, found[: storages.forward_end]), (storages.forward_end, found[storages.forward_end :])):
         activations, temporaries, gradients, fresh = part.transpose(1, 0, 2)
         for share in (1.0,) if later else (1.0, 0.5, 0.25, 0.0):

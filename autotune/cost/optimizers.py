@@ -25,8 +25,7 @@ class Optimizer:
     # Bytes of each: 0 as wide as the weight, 1 in 8 bits with scales, 0.5 in 4 bits, 4 in fp32 whatever the weight.
     width: float = 0
     torchao: bool = False  # bitsandbytes otherwise: embeddings and small weights have states in fp32
-    # Of a step: none (fused kernels), copies of all weights at once (foreach on a GPU), or a few copies of the largest
-    # weight (a loop over the weights).
+    # Of a step: none (fused kernels), copies of all weights (foreach on a GPU), or a few of the largest (a loop).
     temporaries: Literal["none", "foreach", "loop", "adafactor"] = "none"
     from_start: bool = False  # states are there before the first step
     paged: bool = False  # states live in memory that moves between host and device, beyond torch's allocator

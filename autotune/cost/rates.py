@@ -1,7 +1,6 @@
 """The rates that a device should attain by its data sheet: the share of each peak that published benchmarks reach.
 
-Each share has its source. A search measures operators in the shapes of its models (`autotune.cost.measuring`), which go
-before these rates.
+Each share has its source. Operators that a search measures in its models' shapes (`cost.measuring`) go first.
 """
 
 import functools
@@ -84,8 +83,7 @@ def sheet_rates(gpu: Gpu) -> Rates:
         # and servers have the whole rate, four times that of fp32, and less bandwidth to feed it: RTX A6000, 95 of 155.
         return 0.95 if peaks.get("bf16", 0.0) <= 2.2 * peaks["fp32"] else 0.61
 
-    # Bytes/s of 16 lanes, one way, of the slot that a generation is made for: Volta 3.0, Ampere 4.0, Hopper 5.0; AMD
-    # 4.0 or more.
+    # Bytes/s of 16 lanes, one way, of a generation's slot: Volta 3.0, Ampere 4.0, Hopper 5.0; AMD 4.0 or more.
     slot = 31.5e9 if capability is None or (8, 0) <= capability < (9, 0) else 63.0e9
     if capability is not None and capability < (8, 0):
         slot = 15.75e9
@@ -110,8 +108,7 @@ def sheet_rates(gpu: Gpu) -> Rates:
 def cpu_rates(features: Sequence[str], cores: float, frequency_hz: float) -> Rates:
     """Return the rates that a processor of physical `cores` should attain; it has no peak by a data sheet."""
     # Share of cores x frequency x FLOP/cycle that large products reach. MKL and oneDNN come near 1 where the frequency
-    # is the guaranteed one (0.9 to 1.2 on that EPYC, which boosts); all cores of a laptop together stay far below its
-    # highest.
+    # is the guaranteed one (0.9 to 1.2 on that EPYC, which boosts); all cores of a laptop stay far below its highest.
     cycles = cores * frequency_hz * 0.7
     # FLOP a core does in a cycle in fp32: https://stackoverflow.com/questions/15655835. AVX-512 counts as AVX2: many
     # processors that have it do it in two halves (Zen 4) or with one unit (Intel's smaller ones).

@@ -180,8 +180,7 @@ def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated
         states=states,
         paged=paged,
         gradients=gradients,
-        # Until the last micro-batch of a step nothing is reduced (`set_requires_gradient_sync(False)`): whole gradients
-        # are there.
+        # Until a step's last micro-batch nothing is reduced (`set_requires_gradient_sync(False)`): gradients are whole.
         gradient_share=1.0 if accumulated else gradients / max(1.0, float(profile.gradients_bytes)),
         accumulated=profile.gradients_bytes,
         stepping=stepping,

@@ -83,8 +83,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Of `known` tensors, weights, buffers and inputs, storages don't count. `scratch` returns the bytes that an operator
     takes and gives back, from its name, arguments and results. `numbers`: integers of the host are used beside tensors
-    of the meta device; operators on these alone are passed over. Fused attention sees `attended` times as many keys as
-    there are here.
+    of the meta device; operators on these alone are passed over. Fused attention sees `attended` times the keys here.
     """
 
     def __init__(

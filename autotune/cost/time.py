@@ -282,8 +282,7 @@ def filled(seconds: Vector, expected: Vector, kinds: Vector) -> Vector:
     """Return measured seconds, and where there are none the expected ones at the rate of the nearest measured.
 
     `seconds` are (operators, sizes), NaN where nothing was measured; `expected` are those by a roofline. One that took
-    about as long as those that hardly compute was a launch, which comes on top of the expected and says nothing of a
-    rate.
+    about as long as those that hardly compute was a launch, which comes on top of the expected and tells no rate.
     """
     found, lacking = seconds.copy(), np.isnan(seconds)
     hardly = seconds[~lacking & (expected < 1e-6)]

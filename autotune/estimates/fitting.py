@@ -1,7 +1,6 @@
 """Finds the changes that make a model fit where a configuration doesn't, or none does.
 
-A search asks a child of the launcher, which has loaded torch: it traces the families that lack a trace, and touches no
-device.
+A search asks a child of the launcher, which has loaded torch: it traces families that lack one, and touches no device.
 """
 
 import dataclasses

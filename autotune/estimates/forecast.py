@@ -132,8 +132,7 @@ class Traces(Value):
 def run_trace(directory: Path) -> None:
     """Answer the request in `directory`; until then each profile lies there by itself, should this process be ended.
 
-    As many processes as there are cores, four at most, trace the families. Those that differ in checkpointing alone
-    share a pass and so a process.
+    A process a core, four at most, traces the families. Those that differ in checkpointing alone share a pass.
     """
     request = read_value(TraceRequest, directory / "request.json")
     if (code := request.workload.own_code) is not None and code.own_loss:

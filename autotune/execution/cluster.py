@@ -1,7 +1,6 @@
 """Joins a Ray cluster and finds its nodes that are alike, on which a search runs its trials (see `ray_pool`).
 
-Only trials on devices of one kind can be compared, so a search uses the nodes of one kind. Nodes may come and go at any
-time.
+Only trials on devices of one kind can be compared, so a search uses the nodes of one kind. Nodes may come and go.
 """
 
 import contextlib

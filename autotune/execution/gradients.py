@@ -6,8 +6,7 @@ samples show it, in one micro-batch and in several: a Trainer's by its own `trai
 micro-batch and at another one. Nothing is compiled meanwhile, gradients aren't clipped, samples are counted.
 
 All known randomness is switched off: dropout modules have a rate `p`, others keep theirs in an attribute or read it
-from the config at each call. If the gradients still differ, the whole batch is run with another seed, to see how much
-chance changes.
+from the config at each call. If gradients still differ, the whole batch runs with another seed, to see chance alone.
 """
 
 import dataclasses

@@ -8,8 +8,7 @@
 The Trainer fetches the micro-batches of a step before `step_begin`, so the time from one `step_end` to the next holds
 everything: data, forward, backward, optimizer. A trial may run fewer micro-steps than the workload's; since a step's
 time is affine in them, the missing ones are added at the time of a micro-step after the first: the first writes
-gradients, and those after it read, add and write. Steps before the measured ones may leave out all but the first and
-the last of them.
+gradients, and those after it read, add and write. Steps before the measured ones may have the first and the last alone.
 
 Steps count once they take as long as those before them, by the device's time: a chip that was idle while a model was
 made or compiled is slow, or fast, for seconds. A step that compiles or records a CUDA graph is left out.

@@ -1,8 +1,7 @@
 """Tells what a trial's peak memory on a CUDA device is made of, by phase and module, from the allocator's own record.
 
 Torch records each block that it hands out or takes back, with a text that is set here to the module that runs forward.
-Blocks that nobody's forward pass made are gradients, optimizer states, or temporaries of the backward pass and of the
-optimizer.
+Blocks that nobody's forward pass made are gradients, optimizer states, or temporaries of backward pass and optimizer.
 """
 
 import re

@@ -51,8 +51,7 @@ _EPOCH_S = time.time() - time.monotonic()
 class Runner(contextlib.AbstractContextManager["Runner"]):
     """Turns requests into results, whatever happens on the way; InfrastructureError: no trial can be run at all.
 
-    A search begins a trial at each free place and waits for the next that ends. By default there is one place, which
-    runs its trial in `wait`.
+    A search begins a trial at each free place and waits for the next that ends. By default one place runs it in `wait`.
     """
 
     takes_turns: bool = False  # whether several trials can be alive at once and compute in turn

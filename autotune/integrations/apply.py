@@ -2,8 +2,7 @@
 
 It gets the arguments and changes of the model that trials had, without those that only a trial needs: the script saves,
 evaluates and logs as it says. At the end `AutotuneCallback` compares its throughput with the promised one. An answer
-that was found for another model, other data or another batch is applied, too, and a line says so; the number of samples
-a step stays the script's.
+for another model, other data or another batch is applied, too, and a line says so; samples a step stay the script's.
 """
 
 import os

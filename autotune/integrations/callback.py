@@ -109,8 +109,7 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
     """Add it to a Trainer that trains with the answer of a search: it says whether the promised throughput is attained.
 
     At the end of training one line goes to stderr and, as JSON, to `autotune-production.jsonl` in the output directory;
-    it is the attribute `report` too. If training was slower than the promise's interval, the line names what differs
-    from the search.
+    it is `report` too. If training was slower than the promise's interval, the line names what differs from the search.
 
     Args:
         promise: A result, or the path of a best-config.json.

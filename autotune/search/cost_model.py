@@ -1,7 +1,6 @@
 """Makes the cost model of a search from traces, the device's rates and the observations of earlier searches.
 
-A child process traces the model, so that the search itself never loads torch. Families without a trace have no
-prediction.
+A child process traces the model, so that the search never loads torch. Families without a trace have no prediction.
 """
 
 import contextlib

@@ -40,8 +40,7 @@ _ADAPTER = "adapter."
 _PARALLEL = "parallelism."
 OWN = "own."
 
-# Names of parameters: fields of TrainConfig, 'parallelism.FIELD', and 'adapter.FIELD' for each kind of adapter; a loop
-# of the user's own adds 'own.NAME'.
+# Names of parameters: fields of TrainConfig, 'parallelism.FIELD', each kind's 'adapter.FIELD', a loop's 'own.NAME'.
 _OF_ADAPTERS = dict.fromkeys(f"{_ADAPTER}{f}" for kind in ADAPTERS.values() for f in kind.model_fields if f != "kind")
 PARAMETERS = frozenset((*KNOBS, *_OF_ADAPTERS))
 

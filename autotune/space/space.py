@@ -26,8 +26,7 @@ Point = dict[str, Scalar]
 # Least share of a step spent waiting for data for which other ways of loading data are tried.
 WORTHWHILE_DATA_WAIT = 0.01
 
-# Knobs of loading data and of what the host waits for, which have no influence on device memory, with the values that
-# replace them in comparisons.
+# Knobs of loading data and of the host's waits, without influence on device memory, and their values in comparisons.
 LOADING = {
     "dataloader_num_workers": 0, "dataloader_prefetch_factor": None, "dataloader_pin_memory": False,
     "non_blocking": False, "logging_nan_inf_filter": True,

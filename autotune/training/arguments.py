@@ -281,8 +281,7 @@ def _under_old_name(arguments: dict[str, Any]) -> dict[str, Any]:
     return {old: arguments[new] for new, old in names.items() if new in arguments}
 
 
-# Nothing is saved, pushed, evaluated, reported or drawn during a trial, whose data hold the columns of the model and
-# nothing else.
+# Nothing is saved, pushed, evaluated, reported or drawn during a trial, whose data hold the model's columns alone.
 _HARNESS: dict[str, Any] = {
     "save_strategy": "no",
     "push_to_hub": False,

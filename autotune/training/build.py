@@ -1,7 +1,6 @@
 """Models with random weights: the config of a head, a shallower one, and the model itself with the head of a task.
 
-A :class:`ModelSpec`, which `resolve` makes of what the user wrote, is a value that any process can build from. Weights
-are never read.
+Any process can build from a :class:`ModelSpec`, which `resolve` makes of what the user wrote. Weights are never read.
 
 A config says its depth in a few known fields; its lists with an item for each layer are cut along. The caller has to
 check that the layers really repeat, by the operators and the number of parameters.
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
-# Errors of the library and torch at a request that they can't fulfil; torch without CUDA raises an AssertionError.
-# Out of memory is a RuntimeError.
+# Errors at what can't be done: torch raises an AssertionError without CUDA, a RuntimeError when memory runs out.
 _REFUSALS = (
     ValueError, TypeError, LookupError, AttributeError, NotImplementedError, ImportError, AssertionError,
     ArithmeticError,
@@ -176,9 +174,8 @@ def stacks(config: Any, every: int = 1, leading: int = 0) -> tuple[Stack, ...]:
         others = (("num_encoder_layers", "num_decoder_layers"), ("num_hidden_layers",))
         said = (names for names in (*of_both, *others) if all(_depth(config, name) for name in names))
         return tuple(_stack(config, name, every, leading) for name in next(said, ()))
-    # A language model and the vision part before it, if the layers of that are alike: Qwen3-VL adds features of some of
-    # its vision layers to the first layers of the language model (DeepStack), and some of Qwen2.5-VL's attend beyond
-    # their window.
+    # A language model and the vision part before it, if its layers are alike: Qwen3-VL adds features of some of its
+    # vision layers to the language model's first (DeepStack), and some of Qwen2.5-VL's attend beyond their window.
     vision = config.vision_config
     deep = getattr(vision, "deepstack_visual_indexes", None) or ()
     found = {"text_config": _stack(config.text_config, "num_hidden_layers", every, max(leading, len(deep)))}
@@ -226,8 +223,7 @@ def _stack(config: Any, name: str, every: int, leading: int) -> Stack:
         if isinstance(step, int) and step > 1:
             period = max(period, step)
     period = math.lcm(period, every)
-    # Two periods, since the first layer differs: T5's holds the position biases, and under LoRA it has no input
-    # gradient.
+    # Two periods, as the first layer differs: T5's holds the position biases, and under LoRA it has no input gradient.
     base = leading + 2 * period
     base += (depth - base) % period  # the layers that are left over come first
     return Stack(field=name, depth=depth, base=base, period=period)

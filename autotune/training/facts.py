@@ -61,13 +61,11 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
         has_liger = model_type in MODEL_TYPE_TO_APPLY_LIGER_FN
-    # The loss can be worked out in chunks if it is the library's, of what a linear head makes, and nothing bends its
-    # logits.
+    # The loss can come in chunks if it is the library's, of what a linear head makes, and nothing bends its logits.
     caps = [name for name in vars(config) if "logit" in name and "soft" in name and "attn" not in name]
     is_linear = task is Task.CAUSAL_LM and type(model.get_output_embeddings()) is torch.nn.Linear
     chunks = is_linear and loss_shifts(model) and not any(getattr(config, name) for name in caps)
-    # Heads that the class's plan of tensor parallelism can divide among devices; some configs have a list, a figure for
-    # each layer.
+    # Heads that the class's plan of tensor parallelism can divide among devices; some configs have a list, one a layer.
     heads, keys = (_of_all_layers(config, f"num_{name}_heads") for name in ("attention", "key_value"))
     if not isinstance(heads, int) or not getattr(model, "_tp_plan", None):
         heads = None

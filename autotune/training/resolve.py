@@ -45,8 +45,7 @@ def resolve(reference: str, *, revision: str | None = None, trust_remote_code: b
     """Find the model that the user means: in the catalogue, in a directory, or on the hub, in this order.
 
     A name of the catalogue, in any case, needs no network, and wins over a directory of the same name (`./name`).
-    `revision` is of the hub. Without `trust_remote_code` the library's own class is used in place of code that comes
-    with the model.
+    `revision` is of the hub. Without `trust_remote_code` the library's own class is used in place of the model's code.
     """
     name = reference.strip()
     if not name:

@@ -30,8 +30,7 @@ ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"  # environment variable with settings 
 # trials on a CPU start with our value, which `keep_freed_blocks` undoes before anything is timed.
 MMAP_THRESHOLD, OWN_MMAP_THRESHOLD = "MALLOC_MMAP_THRESHOLD_", str(16 << 10)
 
-# Environment variable that switches TF32 on when torch starts; vendors' images set it, and no argument of the Trainer
-# switches it off again.
+# Variable that switches TF32 on when torch starts; vendors' images set it, and no argument of the Trainer undoes it.
 TF32_VARIABLE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
 
 _PACKAGES = dict.fromkeys((

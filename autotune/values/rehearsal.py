@@ -10,8 +10,7 @@ from autotune.values.problem import Change
 from autotune.values.trial import Memory, PeakParts
 from autotune.values.workload import Workload
 
-# How far the stand-in was off in what the allocator reserves: in six published runs at most 1.9 %
-# (tests/fakecuda/README.md).
+# How far the stand-in was off in reserved memory: in six published runs at most 1.9 % (tests/fakecuda/README.md).
 _RESERVED_SPREAD = 0.015
 
 

@@ -51,8 +51,7 @@ class OwnStep(Value):
 
     name: str  # name of the function, as shown to people
     takes_accumulation: bool  # whether the function has an argument `ACCUMULATION`
-    # Fields of TrainConfig that the function honours, with values to try (None: the usual ones); empty: those of the
-    # search space.
+    # Fields of TrainConfig that the function honours, with values to try (None: the usual); empty: the search space's.
     knobs: dict[str, Choices | None]
     own: dict[str, OwnKnob] = Field(default_factory=dict)  # knobs of its own: further arguments
     directory: str  # working directory that the function expects

@@ -32,8 +32,7 @@ def compare(
 ) -> LossVerdict:
     """Compare the losses of a configuration, `curve`, with two runs of the user's training, of different seeds.
 
-    `changed` are the configuration's changes; `window`, the steps of one pass over the samples, is the width of the
-    moving average.
+    `changed` are the configuration's changes; `window`, one pass over the samples in steps, is the moving mean's width.
     """
     ours, theirs, others = (
         [statistics.fmean(c.losses[end - window : end]) for end in range(window, len(c.losses) + 1)]

@@ -1,8 +1,7 @@
 """Computes the result of a search from its trials: the winner, its speed-up, the verdict, and remarks in lines.
 
 The winner is the finalist with the highest throughput; where the intervals overlap, it is the simpler configuration,
-which changes less of the user's training. Disturbances of a single trial are reported when it ends
-(`autotune.values.conditions`).
+which changes less of the training. A trial's disturbances are reported when it ends (`autotune.values.conditions`).
 """
 
 import statistics
