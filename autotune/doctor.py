@@ -29,8 +29,7 @@ torch.cuda.synchronize(sys.argv[1])
 def why_unusable(device: str) -> str | None:
     """Return a line on why torch can't compute on `device` ('cuda:N', as NVML counts); None if it can.
 
-    A matrix product is computed in a child process. Only that shows a driver too old for the CUDA of torch, or an
-    architecture for which this build of torch has no kernels.
+    A child process multiplies matrices: only that shows a driver too old for torch, or a GPU it has no kernels for.
     """
     environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ}
     environment.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)

@@ -31,8 +31,7 @@ from autotune.values.techniques import CHECKPOINTING
 
 _PRIME = 13  # divides no usual width, length or vocabulary
 
-# Whether a buffer is made anew or an old one is used again differs between layers that are equal otherwise, and all
-# layers' saved tensors are detached at once.
+# Equal layers may make a buffer anew or use an old one again, and all layers' saved tensors are detached at once.
 _NO_OPERATORS = ("as_strided", "detach", "device", "empty_strided")
 
 

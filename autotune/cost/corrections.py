@@ -45,8 +45,7 @@ _LEAST_FACTOR = 0.25  # that of a training smaller than the process around it wo
 # The feature of time that is a number: the logarithm to base 16 of the micro-batch.
 SIZE = "samples"
 
-# The value of a knob's feature where the knob can change little: adapters leave little to an optimizer, and 16-bit
-# precision few products of matrices to fp32.
+# A knob's feature where it can change little: adapters leave little to an optimizer, 16 bits few products to fp32.
 _SLIGHT = 0.1
 
 # Of the logarithm of the factor that a knob's predicted time is off by (SIZE: from a micro-batch of 1 to one of 16).
@@ -113,8 +112,7 @@ def regression(
 ) -> tuple[Vector, Vector]:
     """Return the mean and covariance of coefficients, each with a prior of its own (Bishop, PRML, 3.3).
 
-    Priors are means and standard deviations, which stay as they are where a feature isn't seen; `noises` are standard
-    deviations of each of the `values` observed.
+    Priors are means and standard deviations, kept where a feature isn't seen; `noises` are the deviations of `values`.
     """
     means, deviations = np.array(list(priors.values())).T
     weights = 1 / np.array(noises, dtype=float)

@@ -306,8 +306,7 @@ class _Run:  # a training, as the allocator sees it
     def evaluate(self, how: Evaluation, forward: ForwardPass) -> None:
         """Run the first two batches of an evaluation and the last: `Trainer.evaluation_loop`.
 
-        Kept logits of a batch are joined to those of all before in a new tensor (`EvalLoopContainer`), and are there
-        themselves until the next batch's come.
+        Kept logits of a batch are joined to all before in a new tensor (`EvalLoopContainer`); they stay until the next.
         """
         events, sizes, _ = _events(forward.storages, how.batch, self._generation)
         samples, inputs = how.kept_samples or 2 * how.batch, forward.inputs_bytes * how.batch

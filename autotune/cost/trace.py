@@ -134,8 +134,7 @@ def _set_checkpointing(model: Any, family: Family, semantics: Semantics, recorde
                 function, *args, use_reentrant=False, preserve_rng_state=False, determinism_check="none", **kwargs
             )
 
-    # As `gradient_checkpointing_enable` of transformers does: the output of frozen embeddings (LoRA) becomes a leaf,
-    # which stays until the end and gets a gradient.
+    # As `gradient_checkpointing_enable`: frozen embeddings' (LoRA) output is a leaf, which stays and gets a gradient.
     if base.main_input_name == "input_ids":
         base.disable_input_require_grads()
         base.enable_input_require_grads()

@@ -125,9 +125,8 @@ def core_sets(count: int) -> tuple[Place, ...]:
 def spread(hardware: Hardware, asked: Sequence[int | Literal["all"]], *, is_single: bool) -> tuple[Hardware, list[str]]:
     """Return the hardware whose count is the most devices that a training is to have (`--devices`), and notes.
 
-    On CUDA these are devices of the same kind, on the CPU processes that share its cores, each with the whole memory
-    budget. `is_single`: one trial runs at a time, on this machine; otherwise each place has its devices already.
-    MachineError: there aren't as many.
+    On CUDA these are devices of one kind, on the CPU processes that share its cores, each with the whole budget.
+    `is_single`: one trial at a time, here; else each place has its devices already. MachineError: there aren't as many.
     """
     there, nodes = hardware.count or 1, hardware.nodes
     if hardware.is_cpu and "all" in asked:

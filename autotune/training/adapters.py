@@ -36,8 +36,7 @@ IA3_MODULES = (
     "value_proj", "k_lin", "v_lin", "qkv", "Wqkv", *IA3_FEEDFORWARD,
 )  # fmt: skip
 
-# peft.TaskType, where peft has one. It decides what peft's wrapper does with labels, and that the new head of a
-# classifier is trained along with the adapter.
+# peft.TaskType, where there is one, decides what peft's wrapper does with labels, and that a classifier's head trains.
 _TASK_TYPES = {Task.CAUSAL_LM: "CAUSAL_LM", Task.SEQ2SEQ_LM: "SEQ_2_SEQ_LM", Task.SEQUENCE_CLASSIFICATION: "SEQ_CLS"}
 
 # Names of the heads of classifiers, which are never quantized: they are new and have to be trained.

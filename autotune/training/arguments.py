@@ -317,8 +317,7 @@ SEARCHED_ARGUMENTS = frozenset(
     }
 )  # fmt: skip
 
-# Arguments of trials of the user's own code alone: the code decides which columns are removed, and there are no
-# evaluations or checkpoints to wait for.
+# Arguments of trials of the user's own code alone: it decides which columns are removed; nothing is evaluated or saved.
 OWN_HARNESS: dict[str, Any] = {
     **{n: value for n, value in _HARNESS.items() if n not in ("remove_unused_columns", "dataloader_drop_last")},
     "load_best_model_at_end": False,

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 # Shares of a recording that SpecAugment (arXiv:1904.08779) hides, as transformers' speech models call them.
 _HIDDEN_PARTS = ("mask_time_prob", "mask_feature_prob")
-# Fields of a config that say nothing of the architecture: names, who wrote it, and what a trial sets. Of labels the
-# number counts, not the names.
+# Fields of a config that say nothing of the architecture: names (labels' number counts), author, what a trial sets.
 _NAMING = {
     "_name_or_path", "transformers_version", "architectures", "auto_map", "dtype", "torch_dtype", "id2label",
     "label2id",

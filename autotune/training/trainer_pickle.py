@@ -3,8 +3,7 @@
 A Trainer is pickled without its accelerator, optimizer and other things of this process, which the library's own
 constructor makes again there. Attributes of a subclass stay; its constructor isn't called.
 
-The model is on the CPU while a search runs (`model_on_cpu`): trials need the device's memory, and the process that
-holds it could not be forked.
+The model is on the CPU while a search runs (`model_on_cpu`): trials need the device's memory, whose holder can't fork.
 """
 
 import copyreg

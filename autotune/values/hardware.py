@@ -208,8 +208,7 @@ def allocator_settings() -> str | None:
 def keep_freed_blocks() -> None:
     """Let malloc keep the blocks that this process frees, as it usually does, unless the user has set its threshold.
 
-    A trial maps each block above `OWN_MMAP_THRESHOLD` bytes anew while its memory is measured, which takes time that
-    a user's own training doesn't need.
+    A trial maps each block above `OWN_MMAP_THRESHOLD` bytes anew, to measure its memory; a user's training doesn't.
     """
     if os.environ.get(MMAP_THRESHOLD) != OWN_MMAP_THRESHOLD:
         return

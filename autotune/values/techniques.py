@@ -48,8 +48,7 @@ def checkpointing_arguments(kind: Checkpointing, transformers: tuple[int, int]) 
 
 def checkpointing_of(options: dict[str, object]) -> Checkpointing:
     """Return the kind that a user's `activation_checkpointing_kwargs` mean; raises ValueError if none does."""
-    # The newer implementation takes the place of torch's older, reentrant one: it computes the same, and doesn't hold a
-    # layer's output while the layer runs again.
+    # Not torch's reentrant implementation: the same numbers, but no layer's output is held while it runs again.
     known = {"use_reentrant", "every_n_layers", "offload"}
     wanted = (options.get("every_n_layers", 1), options.get("offload", False))
     for name, row in CHECKPOINTING.items():

@@ -106,8 +106,7 @@ class Finals:
     def _there_and_back(self, configs: Sequence[TrainConfig], begun: int) -> list[TrainConfig]:
         """Return the configurations of round number `begun` in their order: drawn, and every other time backwards.
 
-        So neither a steady drift nor being first favours one. The leader's rate is the seed of the draw, so that a
-        resumed search goes on in the same order.
+        So neither drift nor being first favours one. The leader's rate seeds the draw: resumed searches keep the order.
         """
         leader = self.history.best()
         seed = None if leader is None or leader.measurement is None else leader.measurement.samples_per_second

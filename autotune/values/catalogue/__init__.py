@@ -83,12 +83,10 @@ class Gpu(Value):
     aliases: tuple[str, ...]  # other spellings, beside case, spaces, underscores and hyphens
     nvml_names: tuple[str, ...]  # in NVML and torch.cuda.get_device_name
     memory_gib: float = Field(gt=0)
-    # cuda: a process's, as CUDA or ROCm report it; driver: as nvidia-smi shows it, of which the driver keeps 1 to 3 %;
-    # nominal: the data sheet's.
+    # cuda: a process's, by CUDA or ROCm; driver: nvidia-smi's, 1 to 3 % of it the driver's; nominal: the data sheet's.
     memory_from: Literal["cuda", "driver", "nominal"]
     bandwidth_gb_s: float = Field(gt=0)  # 10^9 bytes per second
-    # Dense 10^12 operations per second with fp32 accumulation; fp32 without rounding its factors, so on CUDA cores
-    # (AMD: matrix cores); absent: not offered.
+    # Dense 10^12 operations/s, summed in fp32; fp32 unrounded, so on CUDA cores (AMD: matrix cores); absent: none.
     peak_tflops: dict[Dtype, float]
     link: Link  # an entry of `links` in the file
     source: str
