@@ -49,7 +49,8 @@ SIZE = "samples"
 _SLIGHT = 0.1
 
 # Of the logarithm of the factor that a knob's predicted time is off by (SIZE: from a micro-batch of 1 to one of 16).
-# Surprising: some devices emulate a precision, and a compiler or a way of running experts may be for another device.
+# Surprising knobs: some devices emulate a precision, and a compiler or a way of running experts may be written for
+# another device.
 _TIME_KNOB = 0.15
 _SURPRISING = {"precision": 0.25, "experts": 0.3, "compile": 0.3, "quantization": 0.3}
 # A CUDA graph is recorded for each length, which isn't predicted.

@@ -27,7 +27,8 @@ from autotune.value import Value
 VIEW, CONTRACTION, NORMALISATION, ELEMENTWISE, TRANSFER, FUSED_ATTENTION = range(6)
 PRODUCTS = (CONTRACTION, FUSED_ATTENTION)  # whose FLOP a model needs
 
-# Contents of storages, weights left out. A fresh gradient was just computed; where one was, it is added and ends.
+# Contents of storages, weights left out. A fresh gradient has just been computed: where there was one before, it is
+# added to that and ends.
 ACTIVATION, TEMPORARY, GRADIENT, FRESH = range(4)
 
 # The module of the tensors of a model that is evaluated beside the trained one.

@@ -226,7 +226,8 @@ def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, l
 def _request(plan: SearchPlan, *, limit_s: float) -> TraceRequest:
     """Return the request to trace all families of a search that may fit, the baseline's first.
 
-    As time may end, a family of each arithmetic and kind of adapter comes first, then those one thing away, and so on.
+    As time may end before all are traced, one family of each arithmetic and kind of adapter comes first, then those
+    that differ from it in one thing, and so on.
     """
     configs = [plan.baseline, *plan.affordable]
     kinds: dict[object, TrainConfig] = {}

@@ -86,7 +86,8 @@ class Gpu(Value):
     # cuda: a process's, by CUDA or ROCm; driver: nvidia-smi's, 1 to 3 % of it the driver's; nominal: the data sheet's.
     memory_from: Literal["cuda", "driver", "nominal"]
     bandwidth_gb_s: float = Field(gt=0)  # 10^9 bytes per second
-    # Dense 10^12 operations/s, summed in fp32; fp32 unrounded, so on CUDA cores (AMD: matrix cores); absent: none.
+    # Dense 10^12 operations per second with fp32 accumulation; fp32 without rounding its factors, so on CUDA cores
+    # (AMD: matrix cores); absent: not offered.
     peak_tflops: dict[Dtype, float]
     link: Link  # an entry of `links` in the file
     source: str
