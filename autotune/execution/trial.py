@@ -318,10 +318,9 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
             raise NoEffectError(f"a micro-batch of {asked} was asked for, but batches of {made} were made")
         return outcome
 
-    def laid(own: Any) -> dict[str, Any]:
-        return {**user_code.harness(own), **wanted}
-
-    with user_code.overlaid(laid, lambda model: user_code.fitted(model, mapping, code)):
+    with user_code.overlaid(
+        lambda own: {**user_code.harness(own), **wanted}, lambda model: user_code.fitted(model, mapping, code)
+    ):
         return user_code.run_until_training(code, trial.data_directory, on_train)
 
 
@@ -334,6 +333,7 @@ def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) 
             trainer.remove_callback(callback)
     trainer.add_callback(probe)
     trainer.add_callback(trial.timer)
+    trainer.model_init = None  # the model that it has made already is trained, not another one
     if isinstance(trial.request.task, LossTask):
         set_seed(trial.request.task.seed)
     saves = user_code.own_values(trainer.args).get("save_strategy", "no") != "no"
@@ -343,8 +343,7 @@ def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) 
     if (largest := max(sized, key=len, default=None)) is not None and len(largest):
         kept = len(largest) if keeps_predictions(trainer) else None
         reading = Reading(lambda samples: view(largest, longest_of(largest, samples)), kept, not_saved=not_saved)
-    if not code.reorders:
-        return reading
-    samples, directory = trial.max_steps * trial.samples_per_step, trial.data_directory
-    trainer.train_dataset = ordered(trial.request, trainer.train_dataset, directory, samples=samples)
+    if code.reorders:
+        samples, directory = trial.max_steps * trial.samples_per_step, trial.data_directory
+        trainer.train_dataset = ordered(trial.request, trainer.train_dataset, directory, samples=samples)
     return reading

@@ -174,10 +174,8 @@ def ends(dataset: Any) -> bool:
         return True
     try:
         dataset[len(dataset)]
-    except IndexError:
-        return True
-    except Exception:  # which would end the training
-        return False
+    except Exception as error:  # another one would end the training
+        return isinstance(error, IndexError)
     return False
 
 

@@ -271,6 +271,15 @@ def test_a_step_of_two_ranks_of_a_script_has_the_losses_of_one_process(bench, ll
     assert len(set(alone.curve.losses)) > 1
 
 
+def test_a_model_that_the_trainer_makes_on_demand_is_made_once_and_its_losses_are_without_dropout(bench, tmp_path):
+    text = SCRIPT.replace("nn.Linear(16, 32)", "nn.Sequential(nn.Dropout(0.5), nn.Linear(16, 32), nn.Dropout(0.5))")
+    workload = described(bench, script(tmp_path, text.replace("model=Net()", "model_init=Net"), *QUIET))[1]
+    more = {"task": LossTask(steps=4, pass_steps=4, seed=1), "purpose": Purpose.LOSS_CHECK}
+    more["limits"] = {"measure_steps": 8, "relative_interval": 1e-12}
+    whole, split = (measured(bench, workload, per_device_train_batch_size=size, **more) for size in (8, 2))
+    assert split.curve.losses == pytest.approx(whole.curve.losses, rel=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [{}, {"precision": "bf16", "adapter": {"rank": 4}}], ids=str)
 def test_two_ranks_of_a_script_save_and_evaluate(bench, llama, config):
