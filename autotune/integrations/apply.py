@@ -118,16 +118,11 @@ def other_training(result: ResultData, trainer: Any, parameters: int | None) -> 
         batch = own[_MICRO_BATCH] * own[_ACCUMULATION] * devices
         split = f"{own[_MICRO_BATCH]} x {own[_ACCUMULATION]}{f' on {devices} devices' * (devices > 1)}"
         yield f"{workload.global_batch_size} samples a step, not {batch} (this training keeps its own, {split})"
-    if workload.own_code is None:  # whose data are those of a search by name
+    rows, then = trainer.train_dataset, workload.lengths
+    if workload.own_code is None or then is None or not hasattr(rows, "__len__"):  # a search by name has other data
         return
-    has_rows = workload.lengths is not None and hasattr(trainer.train_dataset, "__len__")
-    lengths = lengths_of(trainer.train_dataset) if has_rows else None
-    if workload.lengths is not None and has_rows and lengths is None:
-        before, now = (f"{n:,}" for n in (workload.lengths.samples, len(trainer.train_dataset)))
-        if before != now:
-            yield f"{before} samples, not {now}"
-    if workload.lengths is not None and lengths is not None:
-        pairs = (workload.lengths.samples, workload.lengths.maximum), (len(lengths), int(lengths.max()))
-        before, now = (f"{samples:,} samples of up to {longest} tokens" for samples, longest in pairs)
-        if before != now:
-            yield f"{before}, not {now}"
+    lengths, before = lengths_of(rows), f"{then.samples:,} samples"
+    if lengths is not None and (len(rows), lengths.max()) != (then.samples, then.maximum):
+        yield f"{before} of up to {then.maximum} tokens, not {len(rows):,} samples of up to {lengths.max()} tokens"
+    if lengths is None and len(rows) != then.samples:
+        yield f"{before}, not {len(rows):,}"

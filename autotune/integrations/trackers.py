@@ -68,15 +68,18 @@ def wandb(run: Run, search: Path) -> None:
 
     project, kind = os.environ.get("WANDB_PROJECT", "autotune"), str(run.config["purpose"])
     settings = {"project": project, "group": search.name, "job_type": kind, "name": run.name, "dir": str(search)}
-    with wandb.init(**settings, config=dict(run.config)) as made:
+    with wandb.init(**settings, config=dict(run.config), reinit="create_new") as made:  # beside a run of the user's own
         made.log(dict(run.metrics), step=run.step)
 
 
 def mlflow(run: Run, search: Path) -> None:
     import mlflow
 
-    mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "autotune"))
-    with mlflow.start_run(run_name=run.name):
+    # The user's own experiment and run stay the active ones of this process.
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "autotune")
+    found = mlflow.get_experiment_by_name(name)
+    experiment_id = mlflow.create_experiment(name) if found is None else found.experiment_id
+    with mlflow.start_run(run_name=run.name, experiment_id=experiment_id, nested=True):
         mlflow.log_params(dict(run.config))
         mlflow.log_metrics(dict(run.metrics), step=run.step)
 
@@ -105,7 +108,6 @@ class Tracking:
     def __init__(self, plan: SearchPlan, directory: RunDirectory, observer: Observer) -> None:
         self._plan, self._directory, self._observer, self._names = plan, directory, observer, list(plan.report_to)
         if self._names:
-            os.environ.update({name: value for name, value in _PATIENCE.items() if name not in os.environ})
             for result in directory.results():
                 self._write(run_of(plan, result))
 
@@ -123,6 +125,8 @@ class Tracking:
             written = search / "trackers" / name / run.name
             if written.exists():
                 continue
+            unset = _PATIENCE.keys() - os.environ.keys()
+            os.environ.update({name: _PATIENCE[name] for name in unset})
             try:
                 with contextlib.redirect_stdout(sys.stderr):  # stdout is the answer's
                     TRACKERS[name](run._replace(config={"search": search.name, **run.config}), search)
@@ -132,6 +136,9 @@ class Tracking:
                 text = f"{name}: {failed}; the search goes on without it, and {later} tells it what it missed"
                 self._observer(Note(text=text))
                 continue
+            finally:  # runs of the user's own, later in this process, wait as long as before
+                for variable in unset:
+                    os.environ.pop(variable, None)
             with contextlib.suppress(OSError):  # a full disk, of which the search will say more
                 written.parent.mkdir(parents=True, exist_ok=True)
                 written.touch()
@@ -157,8 +164,7 @@ def answer_of(plan: SearchPlan, result: ResultData) -> Run:
     """Return the run of the answer, which is another one after more trials."""
     metrics = {"search_time_s": result.search_time_s, **_figures(plan, result.best.measurement, result.best.mfu)}
     baseline = _figures(plan, result.baseline.measurement, result.baseline.mfu)
-    names = ("samples_per_second", "tokens_per_second", "mfu")
-    metrics |= {f"baseline_{name}": baseline[name] for name in names if name in baseline}
+    metrics |= {f"baseline_{name}": value for name, value in baseline.items()}
     if result.speedup is not None:
         metrics["speedup"] = result.speedup.ratio
     step = sum(trial.number is not None for trial in result.trials)

@@ -65,10 +65,13 @@ def test_tensorboard(tmp_path):
     assert started.hparams["status"].string_value == "completed"
 
 
-def test_wandb_offline(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
+def test_wandb_offline_beside_a_run_of_the_users_own(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    run = searched(tmp_path, "wandb")
+    with wandb.init(dir=str(tmp_path)) as own:
+        run = searched(tmp_path, "wandb")
+        own.log({"loss": 1.0})  # raises once the run is finished
+        assert (wandb.run is own, dict(own.config)) == (True, {})
     files = sorted((run / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == 4
     records = [record for file in files for record in read_wandb(file)]
@@ -77,7 +80,7 @@ def test_wandb_offline(tmp_path, monkeypatch):
     assert {name: r.job_type for name, r in runs.items()} == {
         "trial-0000": "search", "trial-0001": "search", "trial-0002": "search", "answer-0016": "answer"
     }  # fmt: skip
-    configs = [{i.key: i.value_json for i in r.config.update} for r in records if r.HasField("config")]
+    configs = [{i.key: i.value_json for i in (*r.config.update, *r.run.config.update)} for r in records]  # by version
     assert {json.loads(c["status"]) for c in configs if "status" in c} >= {"completed", "out of memory", "faster"}
     histories = [r.history.item for r in records if r.HasField("history")]
     figures = [{i.key or i.nested_key[0]: i.value_json for i in items} for items in histories]
@@ -117,10 +120,15 @@ def test_wandb_without_a_login_is_said_before_the_search(tmp_path, monkeypatch):
     check(("wandb",))
 
 
-def test_mlflow(tmp_path, monkeypatch):
+def test_mlflow_beside_a_run_of_the_users_own(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    searched(tmp_path, "mlflow")
+    own = mlflow.set_experiment("own")
+    with mlflow.start_run() as first:
+        searched(tmp_path, "mlflow")
+        assert mlflow.active_run().info.run_id == first.info.run_id
+    with mlflow.start_run() as later:
+        assert later.info.experiment_id == own.experiment_id
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name("autotune")
     runs = {r.info.run_name: r for r in client.search_runs([experiment.experiment_id])}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from factories import OUT_OF_MEMORY, make_config, make_failure, make_measurement, make_plan, make_result, make_workload
 from finished_searches import BEST, make_search
@@ -64,6 +66,7 @@ def test_each_trial_is_told_when_it_ends_and_passed_on(directory, told, capsys):
     assert capsys.readouterr() == ("", "a word of thanks\n" * 2), "stdout is the answer's"
     assert told("good") == ["trial-0000", "trial-0001"]
     assert [event.result.request.number for event in heard] == [0, 1]
+    assert "WANDB_FINISH_TIMEOUT" not in os.environ, "runs of the user's own wait as long as before"
 
 
 def test_a_search_that_goes_on_tells_what_was_missed_and_nothing_twice(directory, told):
