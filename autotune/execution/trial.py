@@ -338,8 +338,10 @@ def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) 
         set_seed(trial.request.task.seed)
     saves = user_code.own_values(trainer.args).get("save_strategy", "no") != "no"
     not_saved = None if saves else "no checkpoint was saved, as your arguments have it"
-    found, reading = trainer.eval_dataset, Reading(not_saved=not_saved)
+    found = trainer.eval_dataset
     sized = [d for d in (found.values() if isinstance(found, dict) else [found]) if d is not None and has_length(d)]
+    streamed = "not evaluated: your eval_dataset is a stream" if found is not None and not sized else None
+    reading = Reading(not_evaluated=streamed, not_saved=not_saved)
     if (largest := max(sized, key=len, default=None)) is not None and len(largest):
         kept = len(largest) if keeps_predictions(trainer) else None
         reading = Reading(lambda samples: view(largest, longest_of(largest, samples)), kept, not_saved=not_saved)
