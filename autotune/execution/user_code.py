@@ -159,6 +159,9 @@ def run_until_training(code: OwnCode, data: Path, on_train: Callable[[Any, Calla
     try:
         with suppress(_Reached), ExitStack() as patches:
             patches.enter_context(patch.object(Trainer, "train", train))
+            if torch.distributed.is_initialized():  # the ranks have met, and stay together when the code has ended
+                for name in ("init_process_group", "destroy_process_group"):
+                    patches.enter_context(patch.object(torch.distributed, name, lambda *args, **kwargs: None))
             if code.kind == "script":
                 run_script(code)
             else:
@@ -315,17 +318,14 @@ def checkpointing(base: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def not_traced(model: Any, base: Any) -> str | None:
     """Return why a trace would be of another model; None: it would be of this one."""
-    if hasattr(model, "peft_config"):
-        if adapter(model) is None:
-            return "the model has several adapters, or one that can't be written down"
-        if any(p.requires_grad for p in _without_adapter(model)):
-            return "weights are trained beside those of the adapter"
-    if is_packed(base):
-        if quantization(base) is None:
-            return "the model has packed weights that aren't those of bitsandbytes"
-        if not hasattr(model, "peft_config"):
-            return "the model has packed weights and no adapter"
-    return None
+    has_adapter, packs = hasattr(model, "peft_config"), is_packed(base)
+    if has_adapter and adapter(model) is None:
+        return "the model has several adapters, or one that can't be written down"
+    if has_adapter and any(p.requires_grad for p in _without_adapter(model)):
+        return "weights are trained beside those of the adapter"
+    if packs and quantization(base) is None:
+        return "the model has packed weights that aren't those of bitsandbytes"
+    return "the model has packed weights and no adapter" if packs and not has_adapter else None
 
 
 def fitted(model: Any, mapping: TrainingPlan, code: OwnCode) -> Any:

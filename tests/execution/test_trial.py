@@ -208,6 +208,8 @@ def test_knobs_take_effect_in_a_script_that_stays_as_it_is(bench, net, folder):
 
 def test_a_script_under_a_launcher_finds_its_variables_while_it_is_looked_at_alone(bench, tmp_path):
     reading = f"import os\nassert (os.environ['LOCAL_RANK'], os.environ['WORLD_SIZE']) == ('0', '1')\n{SCRIPT}"
+    joins = "from torch import distributed\ndistributed.init_process_group('gloo')\ntry:\n    trainer.train()\n"
+    reading = reading.replace("trainer.train()\n", f"{joins}finally:\n    distributed.destroy_process_group()\n")
     launched = script(tmp_path, reading, *QUIET).model_copy(update={"launched": {}})
     assert described(bench, launched)[0].own.spec.name == "Net"
 
