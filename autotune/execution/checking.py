@@ -198,13 +198,14 @@ def evaluated(sizes: tuple[int, ...], trainer: Any, reading: Reading, guard: Mem
         size, accumulation, kept = attempts.pop(0)
         args.per_device_eval_batch_size, args.eval_accumulation_steps = size, accumulation
         found: dict[str, Any] = {"eval_batch_size": size}
-        try:
+        try:  # an `evaluate` of the code's own may take no data
+            trainer.eval_dataset = reading.longest(_COMPUTED * size * ranks if kept is None else kept)
             if kept is None:
                 with patch.object(trainer, "compute_metrics", None) if reading.kept else contextlib.nullcontext():
-                    trainer.evaluate(reading.longest(_COMPUTED * size * ranks))
+                    trainer.evaluate()
             else:
                 with _stood_in(trainer) as seen:
-                    trainer.evaluate(reading.longest(kept))
+                    trainer.evaluate()
                 found |= {} if accumulation is None else {"eval_accumulation_steps": accumulation}
                 found |= {"predicted_samples": kept, **seen}
             guard.check()

@@ -255,9 +255,8 @@ def weights_of(model: nn.Module) -> str:
     """Return the dtype of most weights but those of packed layers and adapters."""
     sizes: Counter[str] = Counter()
     packed = {id(layer.weight) for _, layer in quantized_layers(model)}
-    for parameter in _without_adapter(model):
-        if id(parameter) not in packed:
-            sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    for parameter in (p for p in _without_adapter(model) if id(p) not in packed):
+        sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
     return max(sizes, key=sizes.__getitem__, default="float32")
 
 
