@@ -192,12 +192,12 @@ def _simplest_of_the_fastest(finals: Finals, contenders: list[TrainConfig]) -> T
     fastest = max(contenders, key=rate)
     alike = [c for c in contenders if not is_clearly_faster(fastest, c)]
 
-    def complexity(config: TrainConfig) -> tuple[int, bool, bool, int]:
-        """Return the deepest change's rank (-1: none), code that flags can't say, a loss scaler, number of changes."""
+    def complexity(config: TrainConfig) -> tuple[int, int, bool, bool, int]:
+        """Return devices, the deepest change's rank (-1: none), code that no flag says, a loss scaler, how many."""
         changed = changes(config, plan)
         is_in_code = plan.workload.own_code is not None and any(map(needs_code, changed))
         rank, scales = max((c.allowance.rank for c in changed), default=-1), config.precision is Precision.FP16
-        return rank, is_in_code, scales, len(changed)
+        return config.parallelism.world_size, rank, is_in_code, scales, len(changed)
 
     return min(alike, key=lambda config: (*complexity(config), -rate(config)))
 
@@ -389,10 +389,8 @@ def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_director
     closest, failure = [(r, f) for r, f in failures if f.status is TrialStatus.OUT_OF_MEMORY][-1]
     what = shown_changes(changes(closest.request.config, plan))
     seen = f" (it had reached {show_memory(failure.memory.peak_bytes)})" if failure.memory else ""
-    remedies = ["a larger --memory", "a shorter --seq-len"]
-    if plan.allowance is not Allowance.METHOD:
-        remedies.insert(0, "--allow method (LoRA, pure bf16)")
+    first = "--allow method (LoRA, pure bf16), " * (plan.allowance is not Allowance.METHOD)
     return NothingFitsError(
         f"nothing fits {show_memory(plan.memory_bytes)}: the closest, {what}, still ran out{seen}; "
-        f"what could make it fit: {', '.join(remedies)}"
+        f"what could make it fit: {first}a larger --memory, a shorter --seq-len"
     )

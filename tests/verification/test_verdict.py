@@ -60,6 +60,7 @@ def near(rate: float, spread: float = 0.05) -> Outcome:
 SCRIPT = OwnCode(kind="script", shown="python train.py", command=("train.py",), directory="/")
 SMALL, FP16 = make_config(4), make_config(16, precision="fp16")
 MANY = make_config(16, checkpointing="full", attn_implementation="eager", optim="adamw_torch")
+TWO = make_config(8, parallelism={"world_size": 2})
 LEADERS: Trials = [(BASE, 10.0), (BIG, 15.0)]
 ADAFACTOR_AND_BF16: Trials = [(BASE, 10.0), (ADAFACTOR, noisy(20.2)), (BF16, noisy(20.0))]
 ONE_IS_UNSURE: Trials = [(BASE, 10.0), (ADAFACTOR, 11.0), (BF16, noisy(10.5))]
@@ -83,6 +84,10 @@ DECISIONS = {
     ),
     "the class of a change weighs more than the number": (
         [(BASE, 10.0), (LORA, 20.0), (MANY, 20.0)], [(BASE, 10.0), (LORA, noisy(20.0)), (MANY, noisy(20.0))] * 2,
+        "faster", MANY,
+    ),
+    "one device is simpler than two, however many other changes it has": (
+        [(BASE, 10.0), (TWO, 20.0), (MANY, 20.0)], [(BASE, 10.0), (TWO, noisy(20.0)), (MANY, noisy(20.0))] * 2,
         "faster", MANY,
     ),
     "the simplest must be clearly faster itself": (
