@@ -16,7 +16,7 @@ from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, least_states, loss_steps_of
 from autotune.planning.workload import check_recipe, searched_workload
 from autotune.space.file import Parameter, SpaceFile, load_space
-from autotune.space.knobs import fitting, fixed_values, knob_named, knobs, make_config, make_point
+from autotune.space.knobs import MICRO_BATCH, fitting, fixed_values, knob_named, knobs, make_config, make_point
 from autotune.space.rules import refusals
 from autotune.training.baseline import UserArguments, baseline_config, read_arguments
 from autotune.units import show_memory, show_time
@@ -205,11 +205,11 @@ def plan_from(start: Start, workload: Workload, found: Description, space: Space
         if workload.own_code is not None and "optim" in workload.own_code.held:  # whose states are unknown
             needs = f"weights alone take {show_memory(states)}"
         notes.append(f"{workload.model.name}: {size} parameters; {needs}, activations not counted{excess}")
-    most = plan.budget.max_trials
     time_from = "--effort" if options.max_time_s is None else "--max-time"
     trials_from = "--effort" if options.max_trials is None else "--max-trials"
     time_said = show_time(plan.budget.max_time_s) + f" ({time_from})" * (time_from != trials_from)
-    notes.append(f"at most {time_said} and {most} {'trial' if most == 1 else 'trials'} ({trials_from})")
+    trials = f"{plan.budget.max_trials} trial{'s' * (plan.budget.max_trials != 1)}"
+    notes.append(f"at most {time_said} and {trials} ({trials_from})")
     return plan.model_copy(update={"notes": (*plan.notes, *notes)})
 
 
@@ -229,7 +229,10 @@ def baseline_of(
         return baseline
     checkpointing = "full" if facts.supports_checkpointing else "none"
     precision = Precision.BF16 if hardware.has_bf16 else Precision.FP32
-    return baseline.model_copy(update={"checkpointing": checkpointing, "precision": precision})
+    size, total = baseline.per_device_train_batch_size, workload.global_batch_size
+    if workload.recipe.name == "kto" and size == 1 and total is not None:  # which needs two
+        size = next(several for several in range(2, total + 1) if total % several == 0)
+    return baseline.model_copy(update={"checkpointing": checkpointing, "precision": precision, MICRO_BATCH: size})
 
 
 def _restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
@@ -273,5 +276,6 @@ def _restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
             raise InputError(f"{said}: nothing to search: {next(why, 'there is one value')}")
         other = next((n for n, v in named_one.when.items() if not is_searched(n) and origin.get(n) not in v), None)
         if other is not None:
-            raise InputError(f"{said}: nothing to search: it exists only with {options_of[other]}; name that as well")
+            how = "--fix holds that" if other in fixed else "name that as well"
+            raise InputError(f"{said}: nothing to search: it exists only with {options_of[other]}; {how}")
     return plan

@@ -185,6 +185,8 @@ def with_batch(workload: Workload, batch: int | None, notes: list[str]) -> Workl
         if batch is not None and batch % recipe.generations:
             each = recipe.generations
             raise InputError(f"--global-batch {batch}: is no multiple of the {each} generations of a prompt")
+        if batch == 1 and recipe.name == "kto":
+            raise InputError("--global-batch 1: kto compares the samples of a micro-batch; use 2 or more")
         prompts = f"prompts of {recipe.prompt_length} tokens" if workload.dataset is None else "your prompts"
         lengths = f"{prompts}, completions of {recipe.completion_length}"
         if workload.dataset is not None and not recipe.kind.generates:

@@ -202,7 +202,7 @@ class Recipe(Value):
     def shown(self, samples: int) -> str:
         """Return a step of so many samples in words: '8 prompts x 4 generations a step'."""
         if not self.kind.generates:
-            return f"{samples} {'pairs' if self.kind.sequences > 1 else 'samples'} a step"
+            return f"{samples} {'pair' if self.kind.sequences > 1 else 'sample'}{'s' * (samples > 1)} a step"
         prompts = samples // self.generations
         return f"{prompts} prompt{'s' * (prompts > 1)} x {self.generations} generations a step"
 

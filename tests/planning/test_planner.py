@@ -38,6 +38,7 @@ from autotune.values.problem import Allotment
         ({"only": "liger"}, "--only liger: nothing to search: Liger's kernels"),
         ({"only": "adapter"}, "--only adapter: nothing to search: changes the method"),
         ({"only": "adapter-rank"}, "--only adapter-rank: nothing to search: it exists only with adapter; name that as"),
+        ({"only": "adapter-rank", "fix": "adapter=none"}, "it exists only with adapter; --fix holds that"),
         ({"only": "prefetch", "space": "moe"}, "--only prefetch: nothing to search: it exists only with workers; name"),
         ({"only": "quantization"}, "--only quantization: the search space has no values of it: --fix one, or"),
     ],

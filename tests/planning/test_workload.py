@@ -142,6 +142,8 @@ def test_a_recipe_has_defaults_and_trls_own_baseline():
     assert (dpo.baseline.checkpointing, dpo.baseline.precision) == ("full", Precision.BF16)
     assert dpo.workload.task is Task.CAUSAL_LM
     assert planned(recipe="reward").workload.task is Task.SEQUENCE_CLASSIFICATION
+    sizes = [planned(recipe="kto", global_batch=n).baseline.per_device_train_batch_size for n in (32, 121, 61)]
+    assert sizes == [8, 11, 61]  # of two samples at least
     # Steps that generate are run whole, and their losses can't be compared.
     made = (request_of(p, make_config(4), Purpose.SEARCH, number=1, timeout_s=9.0) for p in (grpo, dpo))
     assert [request.accumulation_steps for request in made] == [8, 2]
@@ -153,6 +155,7 @@ def test_a_recipe_has_defaults_and_trls_own_baseline():
     ("options", "message"),
     [
         ({"recipe": "grpo", "global_batch": 12}, "--global-batch 12: is no multiple of the 8 generations"),
+        ({"recipe": "kto", "global_batch": 1}, "--global-batch 1: kto compares the samples of a micro-batch; use 2"),
         ({"recipe": "grpo", "data": "x.jsonl", "prompt_len": 4}, "--prompt-len: the prompts of --data are as long"),
         ({"recipe": "dpo", "generations": 2}, "--generations: dpo generates nothing"),
         ({"recipe": "grpo", "check_loss": 20}, "--check-loss: can't be used with --recipe grpo: other completions"),
