@@ -111,8 +111,8 @@ def _ranking(report: reports.RankingReport) -> list[RenderableType]:
         f", on {report.device.name} of {show_memory(report.device.memory_bytes)}",
         _table_of_known(rows, left={"what changes"}),
         f"the baseline: {show_config(report.baseline)}",
-        f"{report.considered} configurations compared (--allow {report.allowance}), {report.fitting} may fit; of "
-        "each kind the best micro-batch",
+        f"{report.considered:,} configuration{'s' * (report.considered != 1)} compared (--allow {report.allowance}), "
+        f"{report.fitting:,} may fit; of each kind the best micro-batch",
         *[_UNSURE] * any(_mark(found) != "" for found in report.best),
         *_run_lines(report.run),
     ]
@@ -171,16 +171,16 @@ def _spread(report: reports.SpreadReport) -> list[RenderableType]:
         }
         rows.append(cells)
     first, *_, last = rows[0]
-    with_host = any(row.host_bytes for row in report.rows)
+    with_host, on_cpu = any(row.host_bytes for row in report.rows), report.device.hardware.is_cpu
     return [
         f", on {report.devices} x {report.device.name} in {nodes}",
         _table_of_known(rows, left={first, last}, box=box.SIMPLE_HEAD),
         f"{sum(row.fits_at_all for row in report.rows)} of {len(report.rows)} ways fit; no: the device's memory, "
         "host: a node's memory is too small; ?: probably, as the upper end of its interval is beyond the memory",
         f"{unit}: all devices together; wait: the share of a step in which devices wait for each other or for the "
-        f"host; {memory}: of each device, as nvidia-smi shows; {'host: of each node; ' * with_host}"
-        "micro x steps: samples of a micro-batch, micro-batches of a step; TP, SP, DP: tensor, sequence and "
-        "data parallel; replicas: copies that FSDP splits among neighbours",
+        f"host; {memory}: of each {'process' if on_cpu else 'device, as nvidia-smi shows'}; "
+        f"{'host: of each node; ' * with_host}micro x steps: samples of a micro-batch, micro-batches of a step; "
+        "TP, SP, DP: tensor, sequence and data parallel; replicas: copies that FSDP splits among neighbours",
         *(f"not possible: {', '.join(names)}: {reason}" for reason, names in report.refused.items()),
         *_run_lines(report.run),
     ]

@@ -57,12 +57,14 @@ def doctor_table(report: Report) -> RenderableType:
 
 
 def preview_table(found: Preview) -> RenderableType:
-    budget, within = found.budget, show_memory(found.memory_bytes)
-    title = f"{about(found.workload)}, on {found.hardware.name} within {within}; nothing was run"
-    extent = f"at most {show_time(budget.max_time_s)} and {budget.max_trials:,} trials, finals not counted"
+    budget, trials, count = found.budget, found.budget.max_trials, found.configurations
+    title = (
+        f"{about(found.workload)}, on {found.hardware.name} within {show_memory(found.memory_bytes)}; nothing was run"
+    )
+    extent = f"at most {show_time(budget.max_time_s)} and {trials:,} trial{'s' * (trials != 1)}, finals not counted"
     parts: list[RenderableType] = [
         Text(title, style="bold"),
-        Text(f"{found.configurations:,} configurations (--allow {found.allowance}); {extent}"),
+        Text(f"{count:,} configuration{'s' * (count != 1)} (--allow {found.allowance}); {extent}"),
         Text(f"baseline: {show_config(found.baseline, found.workload)}"),
         table_of(("searched", "values"), ((name, ", ".join(values)) for name, values in found.knobs.items())),
     ]
@@ -78,7 +80,7 @@ def preview_table(found: Preview) -> RenderableType:
         parts.append(table_of(headings, rows, right=headings[:3]))
     refused = [f"not tried: {', '.join(names)}: {reason}" for reason, names in found.values_refused.items()]
     counts = list(found.refused.items())  # the most frequent reasons; `--json` has all
-    refused += [f"refused: {count:,} configurations: {reason}" for reason, count in counts[:8]]
+    refused += [f"refused: {count:,} configuration{'s' * (count != 1)}: {reason}" for reason, count in counts[:8]]
     if others := counts[8:]:
         count = sum(count for _, count in others)
         refused.append(f"refused: {count:,} configurations for {len(others)} other reasons (--json)")

@@ -49,10 +49,8 @@ def cards_table(found: Sequence[Rehearsal]) -> RenderableType:
         if each.refused is not None:
             refused.setdefault(each.refused, []).append(each.gpu)
             continue
-        fits = "yes" if each.chance_to_fit >= 0.5 else "no"
-        rows.append(
-            (each.gpu, f"{each.memory_bytes / GIB:.1f}", f"{each.peak.peak_bytes / GIB:.2f}", fits, _chance(each))
-        )
+        has, takes = f"{each.memory_bytes / GIB:.1f}", f"{each.peak.peak_bytes / GIB:.2f}"
+        rows.append((each.gpu, has, takes, "yes" if each.chance_to_fit >= 0.5 else "no", _chance(each)))
     lines = [f"not told: {', '.join(names)}: {reason}" for reason, names in refused.items()]
     if any(fits == "no" for *_, fits, _ in rows):
         lines.insert(0, "no: near capacity unused blocks can be given back, which --gpu with that device alone tries")

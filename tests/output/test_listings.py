@@ -20,6 +20,7 @@ def test_a_dry_run_has_the_extent_of_the_search_its_knobs_and_first_trials(found
     assert "micro-batch   │ 1, 2, 4, 8, 16" in text
     assert "│ the baseline" in text
     assert "more than the budget" not in text
+    assert "\n1 configuration (--allow" in drawn(preview_table(found.model_copy(update={"configurations": 1})))
     small = found.model_copy(update={"memory_bytes": found.first_trials[0].predicted.peak_bytes - 1})
     assert "the baseline (more than the budget)" in drawn(preview_table(small))
 
