@@ -60,10 +60,9 @@ def nothing_fits(
 ) -> NothingFitsError:
     """Return an error that names the tightest configuration, the memory it takes, and changes that make it fit."""
     config = forecast.tightest(configs)
-    nearest, took = shown_changes(changes(config, forecast.plan)), miss(forecast.predicted(config), forecast.device)
-    of_evaluation = forecast.predicted(config).memory.phase == "evaluation"
-    remedy = SMALLER_EVALUATION if of_evaluation else would_fit(forecast, config, allowance, whole)
-    return NothingFitsError(f"nothing fits: {nearest} comes nearest and {took}; {remedy}")
+    found, nearest = forecast.predicted(config), shown_changes(changes(config, forecast.plan))
+    remedy = SMALLER_EVALUATION if found.memory.phase == "evaluation" else would_fit(forecast, config, allowance, whole)
+    return NothingFitsError(f"nothing fits: {nearest} comes nearest and {miss(found, forecast.device)}; {remedy}")
 
 
 def would_fit(
@@ -93,8 +92,10 @@ def would_fit(
 
 
 def larger_device(forecast: Forecast, config: TrainConfig) -> str:
-    """Return words on the smallest GPU of the table that has the memory that a configuration takes, and can run it."""
+    """Return words on what has the memory that a configuration takes: the whole GPU, or the smallest of the table."""
     needed, plan = round(forecast.predicted(config).memory.device_interval.high), forecast.plan
+    if plan.memory_bytes < needed <= plan.hardware.memory_bytes and not plan.hardware.is_cpu:
+        return f"it fits {forecast.device.name} with all of its {show_memory(plan.hardware.memory_bytes)}"
     needed += plan.hardware.is_cpu * round(framework_bytes(hypothetical(gpus()[0]))[0])  # a CUDA context takes a part
     for gpu in sorted((gpu for gpu in gpus() if gpu.memory_bytes >= needed), key=lambda gpu: gpu.memory_bytes):
         there = hypothetical(gpu)

@@ -196,15 +196,13 @@ def traces_of(request: TraceRequest, directory: Path | None = None, own: "OwnTra
     """Return the `Profiles` of the families, made in this process, which loads torch; each is kept in `directory`."""
     profiles = Profiles(request.workload, request.parameters, compiles=True, own=own)
     started, ends_at = time.process_time(), time.monotonic() + request.within_s
-    for done, family in enumerate(request.families):
+    left = len(request.families)
+    for family in request.families:
         if time.process_time() - started > request.limit_s or time.monotonic() > ends_at:
-            left = len(request.families) - done
             break
-        found = profiles.get(family)
-        if found is not None and directory is not None:
-            write_value(found, directory / f"profile-{os.getpid()}-{done:03}.json")
-    else:
-        left = 0
+        left -= 1
+        if (found := profiles.get(family)) is not None and directory is not None:
+            write_value(found, directory / f"profile-{os.getpid()}-{left:03}.json")
     failures = dict.fromkeys(map(str, profiles.failures.values()))
     return Traces(profiles=tuple(profiles.values()), failures=tuple(failures), left=left)
 
@@ -256,8 +254,7 @@ class Forecast:
 
     def estimate(self, config: TrainConfig) -> CostEstimate:
         if config not in self.estimates:
-            found = self.model.estimate(config)
-            if found is None:
+            if (found := self.model.estimate(config)) is None:
                 assert isinstance(self.model.profiles, Profiles)
                 raise self.model.profiles.failures[family_of(config, self.plan.hardware, self.plan.workload).as_written]
             self.estimates[config] = found
@@ -287,8 +284,7 @@ class Forecast:
             return bisect.bisect_left(range(1, (1 << 20) + 1), True, key=is_too_large) or None
         # Memory need not rise here: without accumulation, no gradients are held while the next are computed.
         share = self.plan.workload.global_batch_size // config.parallelism.data_parallel
-        sizes = (size for size in range(1, share + 1) if share % size == 0)
-        configs = [config.model_copy(update={MICRO_BATCH: size}) for size in sizes]
+        configs = [config.model_copy(update={MICRO_BATCH: size}) for size in range(1, share + 1) if share % size == 0]
         least = self.model.predict(configs).least_bytes.tolist()
         for candidate, bound in reversed(list(zip(configs, least, strict=True))):
             is_legal = candidate == config or refusal(self.plan, candidate) is None
@@ -297,7 +293,7 @@ class Forecast:
         return None
 
     def tightest(self, configs: Sequence[TrainConfig]) -> TrainConfig:
-        """Return the configuration with the least predicted memory; those that surely take more aren't traced."""
+        """Return the configuration with the least memory, within 1 % the smallest passes; not all need be traced."""
 
         def taken(configs: Sequence[TrainConfig]) -> list[float]:
             needed = zip(configs, self.model.predict(configs).needed_bytes.tolist(), strict=True)
@@ -308,10 +304,11 @@ class Forecast:
         states = [(least_states(plan, c), c.per_device_train_batch_size, c.checkpointing == "none") for c in configs]
         light = configs[states.index(min(states))]
         (enough,) = taken([light])
-        within = (config for config, (least, *_) in zip(configs, states, strict=True) if least <= enough)
-        configs = list(dict.fromkeys((light, *within))) if enough < math.inf else configs
+        configs = [light, *(c for c, (least, *_) in zip(configs, states, strict=True) if least <= enough)]
         sizes = taken(configs)
-        return configs[sizes.index(min(sizes))]
+        most = 1.01 * min(sizes)
+        alike = (config for config, size in zip(configs, sizes, strict=True) if size <= most)
+        return min(alike, key=lambda config: (config.per_device_train_batch_size, config.checkpointing == "none"))
 
     def fastest(self, configs: Sequence[TrainConfig], count: int) -> tuple[list[TrainConfig], int]:
         """Return up to `count` of the fastest configurations that fit, and how many configurations may fit at all.

@@ -142,8 +142,7 @@ def target_of(options: EstimateOptions) -> Target:
     notes = [f"this machine's {hardware.name} (--gpu NAME for another)"]
     if options.memory_bytes is None:
         notes.append(f"memory {show_memory(memory_bytes)}: what is free now less a margin (--memory)")
-    measured = "" if rates.timings is None else "; operators as measured on this device"
-    notes.append(f"rates by {rates.source}{measured}")
+    notes.append(f"rates by {rates.source}{'; operators as measured on this device' * (rates.timings is not None)}")
     name = gpu.name if (gpu := gpu_of(hardware.name)) else hardware.name
     device = Device(name=name, hardware=hardware, memory_bytes=memory_bytes, rates=rates.source)
     return Target(device=device, rates=rates, notes=tuple(notes))
@@ -184,19 +183,19 @@ def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[st
     """Return the workload on a kind of device ('cuda', 'cpu'), and a line for each default that was chosen."""
     notes: list[str] = []
     workload = workloads.workload_of(options, kind, notes)
-    # With fewer than 8 samples a step on each of several devices, communication would dominate.
-    usual = max(workloads.DEFAULT_GLOBAL_BATCH[kind], 8 * options.devices)
+    # With fewer than 8 samples a step on each of several devices, communication would dominate; all have as many.
+    usual = -(-workloads.DEFAULT_GLOBAL_BATCH[kind] // (8 * options.devices)) * 8 * options.devices
     workload = workloads.with_batch(workload, workloads.global_batch_of(options, usual, notes), notes)
     return workload, tuple(notes)
 
 
 def plan_of(workload: Workload, device: Device, facts: ModelFacts, allowance: Allowance) -> SearchPlan:
     """Return a plan with the space of a ranking: the usual one without choices that hardly change a prediction."""
-    # Each choice takes time to trace. So the attention kernel stays the library's default (a fused one, if there is
-    # any), fp16 is left out where the device has bf16, and of each field of an adapter only the first choice stays.
+    # Each choice takes time to trace. So attention and experts are computed as by default (by fused kernels, if there
+    # are any), fp16 is left out where the device has bf16, and of each field of an adapter only the first choice stays.
     hardware = device.hardware
     space = load_space("cpu" if hardware.is_cpu else "default")
-    parameters = {name: p for name, p in space.parameters.items() if name != "attn_implementation"}
+    parameters = {name: p for name, p in space.parameters.items() if not name.endswith("_implementation")}
     for name, parameter in parameters.items():
         if name.startswith("adapter.") and parameter.choices != "lattice":
             parameters[name] = parameter.model_copy(update={"choices": parameter.choices[:1]})
@@ -221,8 +220,7 @@ def config_of(plan: SearchPlan, point: Mapping[str, Scalar]) -> TrainConfig:
         config = make_config({**make_point(plan.baseline), **point})
     except ValidationError as error:
         raise refused(error) from None
-    if config.torch_compile_backend not in (None, "inductor"):
-        backend = config.torch_compile_backend
+    if (backend := config.torch_compile_backend) not in (None, "inductor"):
         raise InputError(f"--fix compile={backend}: nothing is predicted for it; only for inductor")
     return config
 

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import traced_once
 from factories import Clock, make_config, make_facts, make_gpu, make_plan, make_result, make_workload
@@ -63,6 +64,7 @@ def test_a_configuration_that_does_not_fit_is_a_report_with_the_one_change_that_
     error = shortfall(found)
     assert isinstance(error, NothingFitsError)
     assert "; the budget is 3.00 GiB; " in str(error)
+    assert str(error).endswith("; as it is, it fits rtx-3070 with all of its 7.78 GiB")
     assert found.would_fit in str(error)
 
 
@@ -155,6 +157,17 @@ def test_if_nothing_fits_the_nearest_and_the_change_are_told(estimated, wide_lla
     within = found.device.model_copy(update={"memory_bytes": 1 << 20})
     assert miss(found.predicted, within).endswith("; the budget is 1 MiB")
     assert found.predicted.fits_at_all
+
+
+def test_of_those_that_take_about_the_least_the_one_with_the_smallest_passes_is_the_tightest():
+    taken, held = {1: 1005.0, 8: 1000.0, 16: 2000.0}, SimpleNamespace(paged=0.0)
+
+    def predict(configs):
+        return SimpleNamespace(needed_bytes=np.array([taken[c.per_device_train_batch_size] for c in configs]))
+
+    model = SimpleNamespace(predict=predict, share=lambda _: held)
+    forecast = Forecast(make_plan(facts=make_facts(parameters=10)), None, model)
+    assert forecast.tightest([make_config(size) for size in (16, 8, 1)]) == make_config(1)
 
 
 def test_measurements_of_earlier_searches_correct_the_estimate(tiny_llama, tmp_path, monkeypatch):

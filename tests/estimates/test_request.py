@@ -1,9 +1,12 @@
 """The request of an estimate: its defaults are said, and an impossible one is refused in a line."""
 
 import pytest
+from factories import make_facts
 
 from autotune.errors import InputError, MachineError
+from autotune.estimates.request import plan_of
 from autotune.units import GIB
+from autotune.values.config import Allowance
 from autotune.values.hardware import detect
 
 REFUSED = {
@@ -46,6 +49,14 @@ def test_every_default_is_said(estimated):
     for default in (*defaults, "optim=adamw_torch_fused", "rtx-3070 as its data sheet has it", "meta device"):
         assert default in said
     assert "precision=" not in said
+
+
+def test_the_default_batch_is_shared_evenly_and_experts_are_computed_as_the_library_does(estimated):
+    found = estimated(devices=3)
+    assert found.workload.global_batch_size == 72
+    experts = make_facts(experts=8, experts_implementations=("grouped_mm", "eager"))
+    plan = plan_of(found.workload, found.device, experts, Allowance.OPTIMIZER)
+    assert {config.experts_implementation for config in plan.every_config()} == {"grouped_mm"}
 
 
 def test_notes_tell_that_no_speed_is_known_and_which_knobs_change_nothing(estimated):
