@@ -153,8 +153,7 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
         gpu = gpu_of(hardware.name)
         kind = "link unknown, taken as that to the host" if gpu is None else gpu.link.kind
         said.append(f"within a node {kind}: {network.link / 1e9:.0f} GB/s attained")
-    if nodes > 1 and options.nodes is None:
-        said.append(f"{nodes} nodes of {network.devices_per_node} devices (--nodes)")
+    said += [f"{nodes} nodes of {network.devices_per_node} devices (--nodes)"] * (nodes > 1 and options.nodes is None)
     if nodes > 1:
         why = " taken, 200 Gb/s a device" if options.network_gb_s is None else ""
         said.append(f"between nodes {network.node / 1e9:.0f} GB/s attained of what each has{why} (--network-gb-s)")

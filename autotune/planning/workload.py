@@ -39,7 +39,6 @@ def searched_workload(
     if arguments is not None and options.global_batch != "any":
         own, asked = arguments.global_batch_size * ranks, options.global_batch
         if asked is not None and asked != own:
-            check_batch(asked, "--global-batch")
             how = f"per_device_train_batch_size x gradient_accumulation_steps{f' x {ranks} devices' * (ranks > 1)}"
             raise InputError(f"--global-batch {asked}: the baseline's is {own} ({how}); drop one of the two")
         batch: int | None = check_batch(own, f"{arguments.source}: the global batch")
@@ -79,6 +78,8 @@ def workload_of(
             limits = f"use at least {shown.tokens + 2}, and at most {LONGEST_SAMPLE}"
             raise InputError(f"--seq-len {asked or usual}: a sample's images take {shown.tokens} tokens; {limits}")
     if task.takes_text and asked is None:
+        positions = spec.config.get("max_position_embeddings", spec.config.get("n_positions"))
+        usual = min(usual, positions) if isinstance(positions, int) and positions > 0 else usual
         notes.append(f"sequence length {usual} (--seq-len)")
     length = asked or usual
     if task.takes_audio:
@@ -161,8 +162,7 @@ def _recipe_of(options: WorkloadOptions, device: str) -> tuple[ModelSpec, Task, 
         raise InputError(f"--recipe {options.recipe}: trains decoders, and {spec.name} is of kind {spec.kind}")
     check_task(spec, kind.task)
     if kind.task is Task.SEQUENCE_CLASSIFICATION:  # a reward is one number
-        classes = {"num_labels", "id2label", "label2id"}
-        figures = {name: value for name, value in spec.config.items() if name not in classes}
+        figures = {n: value for n, value in spec.config.items() if n not in ("num_labels", "id2label", "label2id")}
         spec = spec.model_copy(update={"config": {**figures, "num_labels": 1}})
     usual = {"cuda": 256, "cpu": 32}[device]
     prompt, completion = options.prompt_len or usual, options.completion_len or usual
@@ -204,6 +204,7 @@ def global_batch_of(options: WorkloadOptions, usual: int, notes: list[str], *, t
         notes.append("the global batch is free: throughputs of different batches are compared, which learn differently")
         return None
     if asked is None:
+        usual = -(-usual // (options.generations or 1)) * (options.generations or 1)  # whole prompts
         notes.append(f"global batch {usual} samples{', all devices together' * together} (--global-batch)")
         return usual
     return check_batch(asked, "--global-batch")

@@ -144,6 +144,7 @@ def test_a_recipe_has_defaults_and_trls_own_baseline():
     assert planned(recipe="reward").workload.task is Task.SEQUENCE_CLASSIFICATION
     sizes = [planned(recipe="kto", global_batch=n).baseline.per_device_train_batch_size for n in (32, 121, 61)]
     assert sizes == [8, 11, 61]  # of two samples at least
+    assert planned(recipe="grpo", generations=24).workload.global_batch_size == 24
     # Steps that generate are run whole, and their losses can't be compared.
     made = (request_of(p, make_config(4), Purpose.SEARCH, number=1, timeout_s=9.0) for p in (grpo, dpo))
     assert [request.accumulation_steps for request in made] == [8, 2]
