@@ -94,10 +94,13 @@ def trl(result: ResultData) -> Draft:
     # Defaults of SFTConfig that differ from TrainingArguments' or add to them, as they were measured (TRL 1.16:
     # trainer/base_config.py, sft_config.py). Of checkpointing and bf16 the measured arguments say whether they are on.
     sft: dict[str, Any] = {"learning_rate": 5e-5, "logging_steps": 500, "packing": False, "loss_type": "nll"}
-    packs, longest = result.best.config.packing, result.workload.sequence_length
-    sft |= {"max_length": None if packs else longest, "padding_free": packs}  # TRL cuts no samples that it doesn't pad
-    if result.best.config.pad_to_multiple_of is not None:
-        sft["pad_to_multiple_of"] = result.best.config.pad_to_multiple_of
+    config, longest = result.best.config, result.workload.sequence_length
+    # TRL cuts no samples that it doesn't pad.
+    sft |= {"max_length": None if config.packing else longest, "padding_free": config.packing}
+    sft["pad_to_multiple_of"] = config.pad_to_multiple_of
+    figures = build_config(result.workload.model, result.workload.task).get_text_config()
+    if not getattr(figures, "output_router_logits", True):
+        sft["router_aux_loss_coef"] = 0.0  # or TRL would add the routers' loss, which the config doesn't ask for
     return trainer(result, TRL, "train_trl.py.j2", sft)
 
 
@@ -127,12 +130,9 @@ def _recipe(result: ResultData, recipe: Recipe) -> dict[str, Any]:
     if result.workload.task is Task.SEQUENCE_CLASSIFICATION:  # a reward model
         texts |= dict.fromkeys(kind.columns, f"text({max(1, result.workload.sequence_length - 2)})")
         arguments["num_labels"] = 1
-    length = f"Every completion of a trial had {recipe.completion_length} tokens; yours end by themselves."
     return {
         "kind": kind,
         "model_arguments": arguments,
-        "about_lengths": length if kind.generates else "",
-        "datasets": "load_dataset" if path else "Dataset",
         "file": path and (*READERS[PurePath(path).suffix.lower()], glob.escape(path)),
         "row": Code("{" + ", ".join(f'"{name}": {texts[name]}' for name in kind.columns) + "}"),
     }

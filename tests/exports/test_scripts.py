@@ -23,7 +23,7 @@ from conftest import write_model
 from corpora import jsonl, save_tokenizer
 from exporting import ANSWERS, CPU, SCRIPTS, answer_of, answer_with, constant, drafted
 from factories import make_config, make_hardware, make_workload
-from optimizer_steps import BERT, GPT2, LLAMA, T5, WAV2VEC2, WHISPER
+from optimizer_steps import BERT, GPT2, LLAMA, MIXTRAL, T5, WAV2VEC2, WHISPER
 from tiny_models import TINY
 from transformers import Trainer, default_data_collator, set_seed
 from vision_language import edge, tiny_vision_language
@@ -49,7 +49,7 @@ MODELS = {
     "llama": LLAMA, "gpt2": {"model_type": "gpt2", **GPT2}, "t5": T5, "bert": BERT,
     "xlnet": {"model_type": "xlnet", "vocab_size": 99, "d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 32},
     "vit": TINY["vit"], "wav2vec2": {**WAV2VEC2, "apply_spec_augment": False, "ctc_zero_infinity": True},
-    "whisper": WHISPER,
+    "whisper": WHISPER, "mixtral": {"model_type": "mixtral", **MIXTRAL, "router_aux_loss_coef": 1.0},
 }  # fmt: skip
 
 STEPS = 3
@@ -146,9 +146,10 @@ def test_a_script_smooths_labels_as_was_measured(answer, run, tmp_path):
     assert run(result, "python", data)["loss"] == pytest.approx(measured, rel=1e-5)
 
 
-def test_a_head_without_a_count_of_labels_gets_their_share_from_trls_script_too(answer, run):
+@pytest.mark.parametrize("model", ["xlnet", "mixtral"])  # without a count of labels, and a routers' loss unasked for
+def test_trls_script_has_the_loss_that_was_measured(answer, run, model):
     pytest.importorskip("trl")
-    result = answer("xlnet", Task.CAUSAL_LM, attn_implementation="eager")
+    result = answer(model, Task.CAUSAL_LM, attn_implementation="eager")
     save_tokenizer(result.workload.model.path, ["[UNK]", "[PAD]"], "[UNK]", pad_token="[PAD]", eos_token="[UNK]")
     assert run(result, "trl")["loss"] == pytest.approx(run(result, "python")["loss"], rel=1e-4)
 
@@ -291,6 +292,16 @@ def test_all_files_of_a_recipe_are_launched_by_its_script(recipe_answer, tmp_pat
 def test_trl_is_asked_to_cut_no_samples_where_it_pads_none(answer):
     given = constant(draft(answer("llama", Task.CAUSAL_LM, packing=True), "trl").text, "SFT_ARGUMENTS")
     assert (given["padding_free"], given["max_length"]) == (True, None)  # with a length TRL 1.16 refuses it
+
+
+def test_trl_loads_its_reference_and_its_tokenizer_as_the_model_is_loaded(recipe_answer):
+    result = recipe_answer("dpo")
+    model = result.workload.model.model_copy(update={"source": "hub", "revision": "v1"})
+    made = result.model_copy(update={"workload": result.workload.model_copy(update={"model": model})})
+    text = draft(made, "trl").text
+    assert 'AutoTokenizer.from_pretrained(options.model, revision="v1")' in text
+    assert constant(text, "MODEL_ARGUMENTS")["revision"] == "v1"
+    assert 'own["model_init_kwargs"] = MODEL_ARGUMENTS' in text
 
 
 def test_a_reward_that_was_measured_is_not_left_out_in_silence(recipe_answer):
