@@ -18,11 +18,11 @@ from autotune.planning.workload import check_recipe, searched_workload
 from autotune.space.file import Parameter, SpaceFile, load_space
 from autotune.space.knobs import MICRO_BATCH, fitting, fixed_values, knob_named, knobs, make_config, make_point
 from autotune.space.rules import refusals
-from autotune.training.baseline import UserArguments, baseline_config, read_arguments
+from autotune.training.baseline import TRAINER_MICRO_BATCH, UserArguments, baseline_config, read_arguments
 from autotune.units import show_memory, show_time
 from autotune.value import write_bytes
 from autotune.values.budget import Budget, Effort
-from autotune.values.config import Precision, TrainConfig
+from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware, why_untuned
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Allotment, Objective
@@ -216,7 +216,7 @@ def plan_from(start: Start, workload: Workload, found: Description, space: Space
 def baseline_of(
     workload: Workload, facts: ModelFacts, hardware: Hardware, arguments: UserArguments | None = None
 ) -> TrainConfig:
-    """Return the baseline: the user's `arguments`, else the defaults of TRL or the Trainer, for samples that fit in."""
+    """Return the baseline: the user's `arguments`, and defaults of TRL or the Trainer, for samples that fit in."""
     both = "--seq-len" if workload.recipe is None else "--prompt-len and --completion-len, together"
     for option, length, longest in (
         (both, workload.sequence_length, facts.max_sequence_length),
@@ -224,15 +224,16 @@ def baseline_of(
     ):
         if longest is not None and (length or 0) > longest:
             raise InputError(f"{option} {length}: {workload.model.name} has {longest} positions; use at most that")
-    baseline = baseline_config(arguments, workload.global_batch_size, facts, hardware)
-    if workload.recipe is None or arguments is not None:
-        return baseline
-    checkpointing = "full" if facts.supports_checkpointing else "none"
-    precision = Precision.BF16 if hardware.has_bf16 else Precision.FP32
-    size, total = baseline.per_device_train_batch_size, workload.global_batch_size
-    if workload.recipe.name == "kto" and size == 1 and total is not None:  # which needs two
-        size = next(several for several in range(2, total + 1) if total % several == 0)
-    return baseline.model_copy(update={"checkpointing": checkpointing, "precision": precision, MICRO_BATCH: size})
+    if workload.recipe is not None:
+        own, total = arguments or UserArguments({}, {}), workload.global_batch_size
+        usual: dict[str, Any] = {"bf16": hardware.has_bf16 and not own.searched.get("fp16")}
+        if not {"activation_checkpointing", "gradient_checkpointing"} & own.searched.keys():
+            usual["gradient_checkpointing"] = facts.supports_checkpointing
+        if workload.recipe.name == "kto" and total is not None:  # which needs two samples in a micro-batch
+            sizes = [size for size in range(2, total + 1) if total % size == 0]
+            usual[MICRO_BATCH] = max([size for size in sizes if size <= TRAINER_MICRO_BATCH] or sizes[:1])
+        arguments = own._replace(searched={**usual, **own.searched})
+    return baseline_config(arguments, workload.global_batch_size, facts, hardware)
 
 
 def _restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:

@@ -130,7 +130,7 @@ def test_a_baseline_that_nobody_trains_with_is_refused_in_a_moment(arguments, do
 
 
 @trl
-def test_a_recipe_has_defaults_and_trls_own_baseline():
+def test_a_recipe_has_defaults_and_trls_own_baseline(arguments):
     grpo, dpo = (planned(recipe=name, global_batch=32) for name in ("grpo", "dpo"))
     recipe = grpo.workload.recipe
     assert (recipe.prompt_length, recipe.completion_length, recipe.generations) == (32, 32, 8)
@@ -140,6 +140,8 @@ def test_a_recipe_has_defaults_and_trls_own_baseline():
     with_batch(grpo.workload.model_copy(update={"dataset": "x.jsonl"}), 32, notes)
     assert notes[0] == "TRL's GRPOTrainer: your prompts, completions of 32, 4 prompts x 8 generations a step"
     assert (dpo.baseline.checkpointing, dpo.baseline.precision) == ("full", Precision.BF16)
+    own = planned(recipe="dpo", baseline=arguments(learning_rate=1e-5, gradient_checkpointing=False)).baseline
+    assert (own.checkpointing, own.precision) == ("none", Precision.BF16)  # what isn't said is as TRL has it
     assert dpo.workload.task is Task.CAUSAL_LM
     assert planned(recipe="reward").workload.task is Task.SEQUENCE_CLASSIFICATION
     sizes = [planned(recipe="kto", global_batch=n).baseline.per_device_train_batch_size for n in (32, 121, 61)]
