@@ -218,7 +218,7 @@ class Question:
 
     @classmethod
     def of(cls, options: EstimateOptions, workload: Workload) -> "Question":
-        facts = describe(workload.model, workload.task)
+        facts = describe(workload.model, workload.task, workload.recipe)
         return cls(options, workload, facts, Profiles(workload, facts.parameters))
 
     @property

@@ -68,9 +68,7 @@ def _described(request: Inquiry, directory: Path, data: Path) -> Description:
     if workload.own_code is not None:
         return _described_code(workload.own_code, directory, data)
     check_arguments(request.arguments, request.source)
-    facts = describe(workload.model, workload.task)
-    if recipe is not None:
-        facts = facts.model_copy(update={"split_changes": recipe.kind.coupled})
+    facts = describe(workload.model, workload.task, recipe)
     lengths, notes = (prepare if recipe is None else checked_data)(workload, data)
     return Description(facts=facts, lengths=lengths, notes=notes)
 

@@ -22,6 +22,7 @@ from autotune.training.inputs import freeze_vision, special_ids
 from autotune.training.resolve import HEADS, check_task, library_config
 from autotune.units import visible
 from autotune.values.model import ModelFacts, ModelSpec, Task
+from autotune.values.workload import Recipe
 
 if TYPE_CHECKING:
     from torch import nn
@@ -126,8 +127,8 @@ def build_model(
     return model.train()
 
 
-def describe(spec: ModelSpec, task: Task) -> ModelFacts:
-    return facts_of(build_model(spec, task, dtype="float32", attn_implementation=None, device="meta"), task)
+def describe(spec: ModelSpec, task: Task, recipe: Recipe | None = None) -> ModelFacts:
+    return facts_of(build_model(spec, task, dtype="float32", attn_implementation=None, device="meta"), task, recipe)
 
 
 def frozen_paths(model: "nn.Module") -> tuple[str, ...]:

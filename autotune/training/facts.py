@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.training.inputs import IMAGES, is_vision
 from autotune.values.model import EXPERTS_IMPLEMENTATIONS, ModelFacts, Task
 from autotune.values.techniques import why_not
+from autotune.values.workload import Recipe
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +39,7 @@ PACKED = {
 }  # fmt: skip
 
 
-def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
+def facts_of(model: PreTrainedModel, task: Task, recipe: Recipe | None = None) -> ModelFacts:
     import torch
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -83,7 +84,8 @@ def facts_of(model: PreTrainedModel, task: Task) -> ModelFacts:
         experts_per_token=_of_all_layers(config, "num_experts_per_tok") if experts else None,
         expert_capacity=getattr(config, "expert_capacity", None) if experts else None,
         liger=has_liger,
-        batch_coupled=_coupling(model, config),
+        batch_coupled=_coupling(model, config, by_trl=recipe is not None and task is Task.CAUSAL_LM),
+        split_changes=recipe.kind.coupled if recipe is not None else None,
         has_dropout=_has_dropout(model, config),
         chunks_loss=chunks,
         packs=task is Task.CAUSAL_LM and model_type in PACKED,
@@ -140,7 +142,7 @@ def _attention(model: PreTrainedModel) -> tuple[str, ...]:
     return (default, *(k for k in kernels if k != default)) if default in kernels else tuple(kernels)
 
 
-def _coupling(model: PreTrainedModel, config: PreTrainedConfig) -> str | None:
+def _coupling(model: PreTrainedModel, config: PreTrainedConfig, *, by_trl: bool) -> str | None:
     """Return why the loss of a batch isn't the mean over its micro-batches, or None."""
     import torch
     import transformers
@@ -152,7 +154,7 @@ def _coupling(model: PreTrainedModel, config: PreTrainedConfig) -> str | None:
     argument = inspect.signature(type(model).forward).parameters.get("output_router_logits")
     # Where the argument's default is False (Switch), the config's field has no effect.
     is_asked = getattr(config, "output_router_logits", False) and (argument is None or argument.default is not False)
-    if is_asked and any(weights):
+    if (is_asked or (by_trl and hasattr(config, "output_router_logits"))) and any(weights):  # which TRL always asks for
         return "router loss: the balance between experts is that of one micro-batch"
     if hasattr(config, "expert_capacity"):
         version = tuple(int(part) for part in transformers.__version__.split(".")[:2])

@@ -11,14 +11,15 @@ from autotune.training.build import build_model, describe
 from autotune.training.facts import facts_of
 from autotune.training.resolve import default_task, resolve
 from autotune.values.model import Task
+from autotune.values.workload import Recipe
 
 FLASH = {"flash_attention_2", "flash_attention_3"}
 
 
-def facts(name, task=None, **changes):
+def facts(name, task=None, recipe=None, **changes):
     spec = resolve(name)
     spec = spec.model_copy(update={"config": {**spec.config, **changes}})
-    return describe(spec, task or default_task(spec))
+    return describe(spec, task or default_task(spec), recipe)
 
 
 LLAMA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -80,6 +81,10 @@ def test_positions_that_padding_takes_are_not_offered(tmp_path):
 def test_a_router_loss_couples_the_batch_where_it_is_part_of_the_loss():
     assert "router loss" in facts("mixtral-8x7b", output_router_logits=True).batch_coupled
     assert facts("mixtral-8x7b", output_router_logits=True, router_aux_loss_coef=0.0).batch_coupled is None
+    # TRL asks for it by itself, but for a reward model.
+    made = {name: Recipe(name=name, prompt_length=8, completion_length=8) for name in ("dpo", "reward")}
+    assert "router loss" in facts("mixtral-8x7b", recipe=made["dpo"]).batch_coupled
+    assert facts("mixtral-8x7b", Task.SEQUENCE_CLASSIFICATION, made["reward"]).batch_coupled is None
     # Switch adds it only if the call asks for it, whatever the config says.
     coupled = facts("switch-base-8", output_router_logits=True).batch_coupled
     assert coupled is None or "expert capacity" in coupled
