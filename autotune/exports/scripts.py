@@ -300,9 +300,6 @@ def _samples(result: ResultData) -> dict[str, Any]:
             )
         kinds = {Task.CAUSAL_LM: "inputs", Task.MASKED_LM: "masked", Task.SEQUENCE_CLASSIFICATION: "class"}
         labels = {**ids, "kind": kinds.get(task, "ids")}
-        # The Trainer keeps labels that it smooths from the model, whose decoder needs inputs all the same.
-        smoothing = result.arguments.training_arguments.get("label_smoothing_factor")
-        labels["smoothed"] = task is Task.SEQ2SEQ_LM and bool(smoothing)
         return {"input": texts, "labels": labels, "about_data": about}
     config = build_config(workload.model, task)
     about = "Yours are made by the model's own processor, with `labels`"

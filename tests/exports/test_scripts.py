@@ -166,8 +166,9 @@ def test_a_loss_is_that_of_all_processes_where_the_trainer_makes_it_so(answer, a
     assert compute_loss(trainer, lambda labels: {"loss": one}, inputs, num_items_in_batch=4) == loss
 
 
-def test_a_decoder_has_inputs_where_the_trainer_smooths_labels(answer, run):
-    smoothed = answer("t5", Task.SEQ2SEQ_LM, own={**OWN, "label_smoothing_factor": 0.1})
+@pytest.mark.parametrize(("model", "task"), [("t5", Task.SEQ2SEQ_LM), ("whisper", Task.SPEECH_SEQ2SEQ)])
+def test_a_decoder_has_inputs_where_the_trainer_smooths_labels(answer, run, model, task):
+    smoothed = answer(model, task, own={**OWN, "label_smoothing_factor": 0.1})
     assert run(smoothed, "python")["loss"] > 0
 
 
