@@ -3,14 +3,17 @@
 import contextlib
 
 import pytest
+import torch
 from conftest import write_model
 from factories import make_spec
 from tiny_models import NO_DROPOUT, SIZES, T5, TINY, on_cpu, tiny, without_dropout
 
+from autotune.training.adapters import adapter_arguments, put_on
 from autotune.training.build import build_model, describe
 from autotune.training.facts import facts_of
 from autotune.training.resolve import default_task, resolve
 from autotune.values.model import Task
+from autotune.values.techniques import PrefixAdapter
 from autotune.values.workload import Recipe
 
 FLASH = {"flash_attention_2", "flash_attention_3"}
@@ -66,8 +69,6 @@ def test_kernels_of_attention_are_those_that_the_class_names():
 
 
 def test_positions_that_padding_takes_are_not_offered(tmp_path):
-    import torch
-
     spec = tiny(tmp_path, "roberta")
     task = default_task(spec)
     longest = describe(spec, task).max_sequence_length
@@ -88,6 +89,16 @@ def test_a_router_loss_couples_the_batch_where_it_is_part_of_the_loss():
     # Switch adds it only if the call asks for it, whatever the config says.
     coupled = facts("switch-base-8", output_router_logits=True).batch_coupled
     assert coupled is None or "expert capacity" in coupled
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("task", [Task.CAUSAL_LM, Task.SEQUENCE_CLASSIFICATION])
+def test_prefixes_fit_where_peft_can_hand_them_over(tmp_path, task):
+    spec, known = tiny(tmp_path, "llama", pad_token_id=0), PrefixAdapter(virtual_tokens=2)
+    model = put_on(build_model(spec, task, dtype="float32", device="cpu"), adapter_arguments(known, task))
+    ids = torch.full((1, 4), 5)
+    with contextlib.nullcontext() if describe(spec, task).takes_prefix else pytest.raises(ValueError, match="past key"):
+        model(input_ids=ids, attention_mask=torch.ones_like(ids))
 
 
 def test_hidden_parts_of_a_recording_are_random_as_dropout_is(tmp_path):
