@@ -170,6 +170,7 @@ def test_a_loss_is_that_of_all_processes_where_the_trainer_makes_it_so(answer, a
 def test_a_decoder_has_inputs_where_the_trainer_smooths_labels(answer, run, model, task):
     smoothed = answer(model, task, own={**OWN, "label_smoothing_factor": 0.1})
     assert run(smoothed, "python")["loss"] > 0
+    assert "decoder_input_ids" not in draft(smoothed, "accelerate-loop").text  # it doesn't smooth
 
 
 @pytest.mark.slow
