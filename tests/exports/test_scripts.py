@@ -417,6 +417,10 @@ def test_a_script_of_trl_trains_an_adapter_on_packed_weights_in_fp32_as_trials_d
     assert ".data.float()" not in drafted("trl", **ANSWERS["lora"]).text
 
 
+def test_a_script_of_trl_works_the_loss_out_by_ligers_kernel_as_trials_do():
+    assert "arguments.liger_kernel_config = None" in drafted("trl", **ANSWERS["fp16"]).text  # TRL leaves it out
+
+
 def test_a_loop_tells_ddp_what_the_trainer_does():
     spread = {"world_size": 2, "ddp_bucket_cap_mb": 100, "ddp_broadcast_buffers": False}
     made = drafted("accelerate-loop", parallelism=spread, own={"ddp_static_graph": True})
