@@ -131,7 +131,6 @@ def _recipe(result: ResultData, recipe: Recipe) -> dict[str, Any]:
         texts |= dict.fromkeys(kind.columns, f"text({max(1, result.workload.sequence_length - 2)})")
         arguments["num_labels"] = 1
     return {
-        "kind": kind,
         "model_arguments": arguments,
         "file": path and (*READERS[PurePath(path).suffix.lower()], glob.escape(path)),
         "row": Code("{" + ", ".join(f'"{name}": {texts[name]}' for name in kind.columns) + "}"),

@@ -357,6 +357,8 @@ def _recipe(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware
         yield "kto compares the samples of a micro-batch: 2 or more"
     if not config.parallelism.is_single or config.packing:
         yield "a recipe is tuned on one device, without packing"
+    if config.quantization is not None and config.precision is Precision.FP16:
+        yield f"{config.quantization}: TRL trains adapters on it in bf16, whose gradients fp16's loss scaler refuses"
     if config.adapter is not None and config.adapter.kind == "bitfit":
         yield "bitfit: TRL takes adapters of peft, which hasn't it"
     if config.precompute_ref_log_probs and config.adapter is not None:

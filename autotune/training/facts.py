@@ -49,9 +49,8 @@ def facts_of(model: PreTrainedModel, task: Task, recipe: Recipe | None = None) -
     has_several = experts and model._can_set_experts_implementation()  # otherwise the class has only its own
     every = dict.fromkeys((config._experts_implementation, *EXPERTS_IMPLEMENTATIONS)) if has_several else ()
     implementations = tuple(kind for kind in every if why_not("experts_implementation", kind) is None)
-    # peft's prefixes fit if the head passes a cache on (`cache` from transformers 5.24 on, which peft 0.21 doesn't look
-    # for in a classifier), and its heads make up the hidden size: in T5's larger sizes `d_kv` times `num_heads` is more
-    # than `d_model`, by which peft reshapes.
+    # peft's prefixes fit if the head passes a cache on (`cache` since transformers 5.24, not found by peft 0.21 in
+    # classifiers), and its heads make up the hidden size, as those of larger T5s don't: peft reshapes by `d_model`.
     caches = {"past_key_values"} | ({"cache"} if task is not Task.SEQUENCE_CLASSIFICATION else set())
     passes_cache = bool(caches & inspect.signature(type(model).forward).parameters.keys())
     width = getattr(config, "d_kv", None)

@@ -194,6 +194,7 @@ def test_what_no_recipe_takes_is_refused(options, message):
         ("dpo", {"checkpointing": "every-2nd"}, "checkpointing every-2nd: TRL switches it off in each step"),
         ("sft", {"packing": True}, "a recipe is tuned on one device, without packing"),
         ("sft", {"train_sampling_strategy": "group_by_length"}, "grouping by length is tried with the models' own"),
+        ("sft", {"precision": "fp16", "quantization": "nf4"}, "nf4: TRL trains adapters on it in bf16"),
         ("sft", {"adapter": {"kind": "bitfit"}}, "bitfit: TRL takes adapters of peft"),
         (None, {"generation_batch_size": 8}, "generation_batch_size: nothing is generated here"),
     ],
