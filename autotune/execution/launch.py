@@ -78,10 +78,12 @@ class Launcher:
         """Wait until it takes jobs; InfrastructureError says why it did not start."""
         if self.forkable is not None:
             return
+        code = 0
         with contextlib.suppress(TimeoutError):
             self.forkable = self.reply(min(limit_s, LAUNCHER_START_S))
+            code = self._process.wait() if self.forkable is None else 0
         if self.forkable is None:
-            tail = outcomes.read_tail(self._log_path, lines=1)
+            tail = f"killed by signal {-code}" if code < 0 else outcomes.read_tail(self._log_path, lines=1)
             raise InfrastructureError(f"the process that runs trials did not start: {tail or 'no message'}")
 
     def send(self, job: jobs.Job) -> None:

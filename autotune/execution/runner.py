@@ -159,8 +159,7 @@ class LocalRunner(Runner):
         self.ends_at = math.inf
         directories = [trial_directory(self._run_directory, request.number) for request in requests]
         for request, directory in zip(requests, directories, strict=True):
-            _make_empty(directory)
-            write_value(request, directory / "request.json")
+            _begin_in(directory, request)
         self.start()
         timeout_s = max(request.limits.timeout_s for request in requests)
         for request in requests:
@@ -168,29 +167,22 @@ class LocalRunner(Runner):
                 self.ask("operators", COMPILE, request, timeout_s=min(COMPILE_LIMIT_S, timeout_s), place=place)
                 if (self._run_directory / "operators" / COMPILED_FILE).exists():
                     self._compiled.update(needed)
-        self._send(
-            place, directories, self._entry, timeout_s, requests=requests, again=again,
-            ranks=requests[0].ranks, rendezvous=requests[0].rendezvous,
+        job = Job(
+            place=place, directories=tuple(directories), entry=self._entry, timeout_s=timeout_s,
+            ranks=None if (ranks := requests[0].ranks) is None else len(ranks), rendezvous=requests[0].rendezvous,
         )  # fmt: skip
+        self._send(job, requests, again=again)
 
     def _ended(self) -> list[TrialResult]:
-        """Wait for a job; run its trials again, once, if one finds the device filled by others, or failed."""
+        """Wait for a job; run its trials again, once, if others filled the device, or it or the launcher failed."""
         place, running, ending = self._wait_for(tuple(self._running))
         ending = ending._replace(host_oom=host_oom_kills() > running.oom_kills)
-        fault, warnings = "", tuple[str, ...]()
+        fault, warnings = "", [f"it ran again: {running.again}"] if running.again else []
         try:
-            warnings = _wait_until_idle(running)
+            warnings += _wait_until_idle(running)
         except MachineError as error:
             fault = str(error)
-        if running.again:
-            warnings = (*warnings, f"it ran again: {running.again}")
-        again, outcomes, results = "", [], []
-        common = {
-            "duration_s": time.monotonic() - running.started,
-            "began": _EPOCH_S + running.started,
-            "place": self._places[place].shown,
-            "warnings": warnings,
-        }
+        again, results, duration_s = "", [], time.monotonic() - running.started
         for number, (request, directory) in enumerate(zip(running.requests, running.job.directories, strict=True)):
             codes = ending.returncodes if request.ranks is not None else ending.returncodes[number : number + 1]
             outcome = merged_outcome(directory, ending._replace(returncodes=codes), request)
@@ -199,21 +191,28 @@ class LocalRunner(Runner):
                 by_another = self._is_by_mps and outcome.status is TrialStatus.CRASHED and _may_be_the_devices(outcome)
                 if outcome.device_failed or by_another:
                     again = "the device had failed" + ", or another process that shares it by MPS" * self._is_by_mps
+                elif ending.launcher_died and outcome.status is TrialStatus.CRASHED:
+                    again = "the process that runs trials had died"
                 # Others held memory that was free when the search began: it isn't the configuration's.
                 elif outcome.crowded_out and request.limits.memory_bytes <= self._hardware.free_bytes:
                     again = "other processes held memory of the device that the budget counts on"
                     outcome = outcome.model_copy(update={"status": TrialStatus.CRASHED})
-            outcomes.append(outcome)
-        if not fault and any(map(_may_be_the_devices, outcomes)):
-            fault = self._fault_of(place, running)
-        for request, directory, outcome in zip(running.requests, running.job.directories, outcomes, strict=True):
+            result = TrialResult(
+                request=request, outcome=outcome, duration_s=duration_s, began=_EPOCH_S + running.started,
+                place=self._places[place].shown, warnings=tuple(warnings),
+            )  # fmt: skip
+            results.append(result)
             shutil.rmtree(directory / "trainer", ignore_errors=True)
-            results.append(TrialResult(request=request, outcome=outcome, **common))
-            if not fault or outcome.kind == "measurement":  # a trial that failed with the device will run again
-                write_value(results[-1], directory / "result.json")
+        if running.again or running.requests[0].rendezvous is not None:  # of which several machines would have to
+            again = ""
+        if not fault and any(_may_be_the_devices(result.outcome) for result in results):
+            fault = self._fault_of(place, running)
+        for result, directory in zip(results, running.job.directories, strict=True):
+            if result.measurement is not None or not (fault or again):  # others will run again
+                write_value(result, directory / "result.json")
         if fault:
             raise self._gone(running.where, fault)
-        if again and not running.again and running.requests[0].rendezvous is None:  # several machines would have to
+        if again:
             self._begin(place, running.requests, again=again)
             return self._ended()
         return results
@@ -276,10 +275,13 @@ class LocalRunner(Runner):
         check_disk(self._run_directory)
         self.check_time()
         directory = self._run_directory / name
-        _make_empty(directory)
-        write_value(request, directory / "request.json")
+        _begin_in(directory, request)
         limit_s = min(timeout_s, max(1.0, self.ends_at - time.perf_counter()))
-        self._send(place, [directory], entry, limit_s, devices=devices, ranks=ranks, rendezvous=rendezvous)
+        job = Job(
+            place=place, directories=(directory,), entry=entry, timeout_s=limit_s,
+            ranks=None if ranks is None else len(ranks), rendezvous=rendezvous,
+        )  # fmt: skip
+        self._send(job, devices=devices)
         self._wait_for((place,))
         return directory
 
@@ -311,32 +313,19 @@ class LocalRunner(Runner):
                 "took all of it; a longer --max-time or an idle machine may help"
             )
 
-    def _send(
-        self,
-        place: int,
-        directories: Sequence[Path],
-        entry: str,
-        timeout_s: float,
-        *,
-        requests: Sequence[TrialRequest] = (),
-        again: str = "",
-        devices: int = 1,
-        ranks: range | None = None,
-        rendezvous: Rendezvous | None = None,
-    ) -> None:
-        launcher, where = self.start(), self._places[place]
-        where = where.model_copy(update={"devices": where.devices[: devices if ranks is None else len(ranks)]})
-        job = Job(
-            place=place, directories=tuple(directories), entry=entry, timeout_s=timeout_s,
-            ranks=None if ranks is None else len(ranks), rendezvous=rendezvous,
-            visible=visible(where.devices), cores=where.cores,
-        )  # fmt: skip
+    def _send(self, job: Job, requests: Sequence[TrialRequest] = (), *, again: str = "", devices: int = 1) -> None:
+        """Have the launcher run a job on the first `devices` of its place, or one for each rank."""
+        launcher, where = self.start(), self._places[job.place]
+        where = where.model_copy(update={"devices": where.devices[: job.ranks or devices]})
+        job = job.model_copy(update={"visible": visible(where.devices), "cores": where.cores})
         try:
             idle_bytes, started = where.used_bytes(), time.monotonic()
         except MachineError as error:
             raise self._gone(where, str(error)) from None
-        deadline = started + timeout_s + LAUNCHER_GRACE_S
-        self._running[place] = _Running(job, where, requests, started, deadline, idle_bytes, host_oom_kills(), again)
+        deadline = started + job.timeout_s + LAUNCHER_GRACE_S
+        self._running[job.place] = _Running(
+            job, where, requests, started, deadline, idle_bytes, host_oom_kills(), again
+        )
         launcher.send(job)
 
     def _wait_for(self, places: Collection[int]) -> tuple[int, _Running, Ending]:
@@ -388,7 +377,9 @@ def _may_be_the_devices(outcome: Outcome) -> bool:
     return outcome.phases is None or re.search("cu(da|dnn|blas)|nccl|nvidia", outcome.cause, re.IGNORECASE) is not None
 
 
-def _make_empty(directory: Path) -> None:
+def _begin_in(directory: Path, request: Value) -> None:
+    """Make a directory anew, which holds the request alone."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.parent.mkdir(exist_ok=True)  # but not a run directory that was removed
     directory.mkdir()
+    write_value(request, directory / "request.json")

@@ -297,7 +297,13 @@ def test_a_launcher_that_can_not_start_or_fork_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr("autotune.execution.launch.launch_command", benches.light_command)
     forkless = f"import os; os.fork = lambda: os.stat('/dev/null/x'); {benches.LIGHT}"
     broken = benches.LIGHT.replace("True", "1 / 0")
-    for code, said in ((broken, "did not start: ZeroDivisionError"), (forkless, "NotADirectoryError")):
+    killed = "import os; print('a warning', flush=True); os.kill(os.getpid(), 9)"
+    faults = (
+        (broken, "did not start: ZeroDivisionError"),
+        (killed, "killed by signal 9"),
+        (forkless, "NotADirectoryError"),
+    )
+    for code, said in faults:
         monkeypatch.setattr("benches.LIGHT", code)
         with LocalRunner(tmp_path, detect("cpu")) as runner, pytest.raises(InfrastructureError, match=said):
             runner.describe(DescribeRequest(workload=make_workload()))

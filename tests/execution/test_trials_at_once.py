@@ -78,11 +78,12 @@ def test_trials_run_at_the_same_time_on_cores_of_their_own_forked_from_one_launc
     assert psutil.Process(launcher).ppid() == os.getpid()
 
 
-def test_a_launcher_that_dies_costs_the_trials_that_run_and_is_replaced(pool, begin):
+def test_when_a_launcher_dies_its_trials_run_again_and_one_that_dies_twice_costs_them(pool, begin):
     requests = begin("hang", "kill_the_launcher")
     results = [pool.wait(), pool.wait()]
     assert [r.request for r in results] == requests
     assert {(r.status, r.outcome.cause) for r in results} == {(TrialStatus.CRASHED, DIED)}
+    assert {r.warnings for r in results} == {("it ran again: the process that runs trials had died",)}
     assert pool.free() == 2
     begin("refuse")
     assert pool.wait().outcome.cause == "planted"

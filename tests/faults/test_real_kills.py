@@ -81,12 +81,14 @@ def test_a_search_goes_on_when_its_trials_or_its_launcher_are_killed(victim, req
     results = kept.look()
     assert sorted(results) == list(range(len(results)))
     assert sum(r.request.purpose.explores for r in results.values()) <= trials + 1  # the baseline
+    again = {number for number, result in results.items() if any("it ran again" in line for line in result.warnings)}
     crashed = {number for number, result in results.items() if result.status is TrialStatus.CRASHED}
-    assert crashed <= killed
-    assert len(crashed) >= kills // 2  # the others had written what they measured
+    lost = crashed if victim == "trial" else again
+    assert crashed | again == lost <= killed
+    assert len(lost) >= kills // 2  # the others had written what they measured
     kept.check_end()
     assert shared_files() <= shared
-    print(f"{len(killed)} kills of the {victim}, {len(crashed)} trials lost by them, {len(results)} trials")
+    print(f"{len(killed)} kills of the {victim}, {len(lost)} trials lost by them, {len(results)} trials")
 
 
 @pytest.fixture
