@@ -223,8 +223,7 @@ def resume(
     given = {"max_trials": max_trials, "max_time": max_time, **({} if effort is None else {"effort": effort})}
     limits = options_of(SearchOptions, {"model": "", **given})
     wanted = wanted_file(output)
-    directory = RunDirectory.existing(Path(run_dir))
-    with directory, observing(observer, quiet=quiet) as heard:
+    with RunDirectory.existing(Path(run_dir)) as directory, observing(observer, quiet=quiet) as heard:
         before, restored = read_plan(directory.path), restore(directory.path)
         results = directory.results()
         trust.check(directory.path, before, trusted=trust_run_dir, delivers=output is None)

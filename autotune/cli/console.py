@@ -10,6 +10,7 @@ import importlib
 import inspect
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
@@ -40,10 +41,10 @@ def reporting_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
     try:
         with errors.refusing_long_names():
             yield
+            print(end="", flush=True)
     except typer.Exit:
         raise
     except BrokenPipeError:
-        sys.stderr.close()
         raise typer.Exit(0) from None
     except (Exception, KeyboardInterrupt) as error:
         if debug and isinstance(error, Exception):
@@ -61,10 +62,18 @@ def reporting_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
         line = visible(" ".join(text.split()))
         if len(line) > _LONGEST:
             line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
-        if as_json:
-            print_json({"error": {"kind": kind, "message": line, "exit_code": code}})
-        print(f"autotune: {line}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # of stdout, which may be the error
+            if as_json:
+                print_json({"error": {"kind": kind, "message": line, "exit_code": code}})
+        with contextlib.suppress(OSError):
+            print(f"autotune: {line}", file=sys.stderr)
         raise typer.Exit(code) from None
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                print(end="", flush=True, file=stream)
+            except OSError:  # nobody reads it, or its disk is full: what is left in it would fail again at the exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
@@ -129,9 +138,10 @@ def show(document: Any, table: Any, *, as_json: bool) -> None:
 
 
 def progress(*, quiet: bool, verbose: bool) -> "Progress":
-    """Return what shows the progress of a search on stderr; InputError: both are asked for."""
+    """Return what shows the progress of trials on stderr; InputError: both are asked for."""
     from autotune.output.progress import Progress
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
     return Progress(stderr(quiet=quiet, verbose=verbose), verbose=verbose)
 
 

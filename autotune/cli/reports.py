@@ -4,7 +4,6 @@ And those on finished searches: `report`, `explain`, `compare` and `export`.
 """
 
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -169,10 +168,8 @@ def explain(
     from autotune.planning.options import SearchOptions, options_of
     from autotune.search.explain import explain as explained
 
-    display = console.progress(quiet=quiet, verbose=verbose)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
     limit_s = options_of(SearchOptions, {"model": "", "max_time": max_time}).max_time_s
-    with display as progress:
+    with console.progress(quiet=quiet, verbose=verbose) as progress:
         found = explained(run_dir, max_time_s=limit_s, trust_run_dir=trust_run_dir, observer=progress)
     document = {**found.model_dump(mode="json"), "together": found.together, "settled": found.is_settled}
     console.show(document, explanation_table(found), as_json=as_json)
@@ -235,9 +232,8 @@ def export(
         sys.stdout.write(found[to].text)
         console.print_text(*(f"not expressed: {line}" for line in found[to].lost), file=sys.stderr)
         return
-    folder = output
+    folder = output if to == targets.ALL or output.is_dir() else output.parent
     if to != targets.ALL:  # a single file, which goes there as it is called, or under another name
-        folder = output if output.is_dir() else output.parent
         found[to] = found[to].placed(output / found[to].name if output.is_dir() else output)
     with writing(f"--output {folder}"):
         made = targets.write(result, to, found, folder, answer)

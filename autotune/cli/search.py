@@ -3,7 +3,6 @@
 Progress is drawn on stderr; the answer is printed on stdout.
 """
 
-import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -214,11 +213,9 @@ def _watched(
     from autotune.values.time_spent import command_began
 
     command_began.set(context.obj)  # None: unknown
-    display = console.progress(quiet=shown["quiet"], verbose=shown["verbose"])
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
     interrupted = None
     try:
-        with display as progress:
+        with console.progress(quiet=shown["quiet"], verbose=shown["verbose"]) as progress:
             result = search(observer=progress)
     except SearchInterrupted as error:
         if error.result is None:

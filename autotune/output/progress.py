@@ -33,6 +33,7 @@ class Progress:
     """An observer that writes lines, by `write` or to a console, and while entered draws live lines below them.
 
     The live lines need a console that can redraw. `verbose`: predictions, refusals and conditions are told as well.
+    What can't be shown, on a terminal that is gone or a full disk, is left out, and the search goes on.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class Progress:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        with contextlib.suppress(OSError):
+            if self._live is not None:
+                self._live.stop()
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -88,8 +90,9 @@ class Progress:
                 self._ended(event)
             case Note():
                 self._line(event.text)
-        if self._live is not None:
-            self._live.refresh()
+        with contextlib.suppress(OSError):
+            if self._live is not None:
+                self._live.refresh()
 
     def drawn(self) -> Constrain:
         now = self._clock()
@@ -114,7 +117,8 @@ class Progress:
             self._phase, self._phase_began_s = phase, self._clock()
 
     def _line(self, text: str) -> None:
-        self._write(visible(text))
+        with contextlib.suppress(OSError):
+            self._write(visible(text))
 
     def _ended(self, event: TrialEnded) -> None:
         result, outcome = event.result, event.result.outcome

@@ -29,6 +29,9 @@ class Console(rich.console.Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=_printable(segment.text))
 
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would end the program with exit code 1
+
 
 def _printable(text: str) -> str:
     return "\n".join(map(visible, text.split("\n")))

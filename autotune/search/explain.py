@@ -32,8 +32,7 @@ def explain(
     `max_time_s`: a trial that is expected to end later is not begun; by default the time limit of the search.
     `trust_run_dir`: as in :func:`autotune.resume`.
     """
-    directory = RunDirectory.existing(Path(run_dir))
-    with directory:
+    with RunDirectory.existing(Path(run_dir)) as directory:
         plan = read_plan(directory.path)
         result = directory.answer()
         if result is None:

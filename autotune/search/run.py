@@ -160,10 +160,9 @@ def conduct(
     is_free = is_here and plan.fleet.is_single
     trace = program_tracer(plan, backend.asker, writer, left_s) if is_free else None
     try:
-        tuner = Tuner(
+        result = Tuner(
             plan, directory, backend.pool, writer, model=model, earlier=earlier, trace=trace, starting=starting
-        )
-        result = tuner.run()
+        ).run()
     except SearchInterrupted as interrupted:
         deliver(interrupted.result, plan.output, directory.path)
         raise

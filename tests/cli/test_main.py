@@ -11,6 +11,7 @@ import sys
 import pytest
 import typer
 from factories import make_plan
+from running import process
 from typer.testing import CliRunner
 
 from autotune.cli.console import Verbose, guarded
@@ -178,3 +179,17 @@ def test_a_standard_stream_that_is_closed_has_its_number_taken_by_no_file(tmp_pa
     )
     subprocess.run(f"exec {sys.executable} {program} <&- >&- 2>&-", shell=True, check=True, cwd=tmp_path)
     assert (tmp_path / "found").read_text().split() == [os.devnull] * 3
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_where_nobody_reads_or_the_disk_is_full_a_command_ends_without_a_traceback(options):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = process("-m", "autotune", "spaces", *options, PYTHONUNBUFFERED="")
+    for stdout, expected in (
+        (writer, (0, "")),
+        (os.open("/dev/full", os.O_WRONLY), (4, "autotune: the disk is full\n")),
+    ):
+        done = subprocess.run(**command, stdout=stdout, stderr=subprocess.PIPE)
+        os.close(stdout)
+        assert (done.returncode, done.stderr) == expected

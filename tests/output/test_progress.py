@@ -1,8 +1,10 @@
 """Progress on a terminal and in a log: what has happened is a line, what happens stands below."""
 
+import errno
 import io
 import logging
 import sys
+from unittest.mock import Mock
 
 import pytest
 from answers import drawn
@@ -11,6 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from search_events import Heard, make_ended, make_started
 
+from autotune.output import terminal
 from autotune.output.progress import Progress, can_be_live, observing
 from autotune.values.budget import LossCurve, Soaked
 from autotune.values.conditions import Conditions
@@ -110,6 +113,15 @@ def test_a_log_has_a_plain_line_an_event():
     assert str(soaked) in first
     assert "(soak)" in first
     assert "2 losses, the last 2.5" in second
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(errno.EIO, "the terminal is gone")])
+def test_a_search_goes_on_where_its_progress_can_not_be_shown(error, monkeypatch):
+    written = Mock(side_effect=error)
+    monkeypatch.setattr(gone := io.StringIO(), "write", written)
+    with Progress(terminal.Console(file=gone)) as progress:
+        progress(Note(text="tuning for the CPU"))
+    written.assert_called_once_with("tuning for the CPU\n")
 
 
 def test_a_disturbed_trial_is_followed_by_a_warning():
