@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import InputError, refusing_long_names
+from autotune.errors import InputError, explaining_files
 from autotune.execution.ray_pool import RayPool
 from autotune.integrations.trackers import check as check_trackers
 from autotune.output.progress import observing
@@ -31,7 +31,7 @@ from autotune.values.time_spent import Stopwatch, command_began
 from autotune.values.trial import Description, Inquiry
 
 
-@refusing_long_names()
+@explaining_files()
 @takes_options(SearchOptions)
 def find(
     model: str | None = None,
@@ -87,7 +87,7 @@ def find(
             return with_methods(conduct(plan, directory, backend, heard, stopwatch))
 
 
-@refusing_long_names()
+@explaining_files()
 @takes_options(SearchOptions)
 def preview(
     model: str = "", *, script: Sequence[str] | None = None, observer: Observer | None = None, **options: Any
@@ -116,6 +116,10 @@ def preview(
 
 def _options(model: str, given: Mapping[str, Any]) -> SearchOptions:
     options = options_of(SearchOptions, {**given, "model": model, "output": wanted_file(given.get("output"))})
+    for name in ("data", "baseline", "space"):
+        read, written = getattr(options, name), options.output
+        if read is not None and written is not None and Path(read).resolve() == Path(written).resolve():
+            raise InputError(f"--output {written}: would overwrite the file of --{name}; name another")
     check_trackers(options.report_to)
     check_fleet(options)
     return options
@@ -185,7 +189,7 @@ def planned(
     return plan
 
 
-@refusing_long_names()
+@explaining_files()
 def resume(
     run_dir: str | Path,
     *,
@@ -222,19 +226,14 @@ def resume(
     stopwatch = Stopwatch("planning", since=command_began.get())
     given = {"max_trials": max_trials, "max_time": max_time, **({} if effort is None else {"effort": effort})}
     limits = options_of(SearchOptions, {"model": "", **given})
-    wanted = wanted_file(output)
     with RunDirectory.existing(Path(run_dir)) as directory, observing(observer, quiet=quiet) as heard:
         before, restored = read_plan(directory.path), restore(directory.path)
         results = directory.results()
         trust.check(directory.path, before, trusted=trust_run_dir, delivers=output is None)
         plan = reopened(
-            before,
-            results,
-            effort=None if effort is None else limits.effort,
-            max_trials=limits.max_trials,
-            max_time_s=limits.max_time_s,
-            output=wanted,
-        )
+            before, results, effort=None if effort is None else limits.effort,
+            max_trials=limits.max_trials, max_time_s=limits.max_time_s, output=wanted_file(output),
+        )  # fmt: skip
         others = differences(plan)
         news = [*changed_files(plan), *others]
         update = {"record": plan.record and not others, "notes": tuple(dict.fromkeys((*plan.notes, *news)))}

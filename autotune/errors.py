@@ -127,15 +127,21 @@ def writing(where: str, kind: type[AutotuneError] = InputError) -> Iterator[None
 
 
 @contextlib.contextmanager
-def refusing_long_names() -> Iterator[None]:
-    """Turn the error of a file's name that is too long into an InputError."""
+def explaining_files() -> Iterator[None]:
+    """Turn an error of a file's name, which is too long or no text, or of a full disk into one for users."""
     try:
         yield
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
         where = f"{str(error.filename)[:100]}: " if error.filename else ""
-        raise InputError(f"{where}the name is too long") from None
+        if error.errno in DISK_IS_FULL:
+            raise InfrastructureError(f"{where}the disk is full") from None
+        if error.errno == errno.ENAMETOOLONG:
+            raise InputError(f"{where}the name is too long") from None
+        raise
+    except ValueError as error:
+        if "surrogates not allowed" not in str(error):  # Python's stand-ins for bytes that are no UTF-8
+            raise
+        raise InputError("the path of a file or of this folder isn't UTF-8 text; rename it") from None
 
 
 class NoEffectError(Exception):

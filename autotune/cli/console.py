@@ -39,7 +39,7 @@ _LONGEST = 2000  # characters of an error, which may repeat what was given
 def reporting_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
     """Turn an error into one line, or a JSON object, and an exit code; with `debug` keep its traceback."""
     try:
-        with errors.refusing_long_names():
+        with errors.explaining_files():
             yield
             print(end="", flush=True)
     except typer.Exit:
@@ -54,9 +54,6 @@ def reporting_errors(*, as_json: bool, debug: bool) -> Iterator[None]:
             code = error.exit_code
         elif isinstance(error, KeyboardInterrupt):
             code, text = errors.EXIT_INTERRUPTED, "interrupted"
-        elif isinstance(error, OSError) and error.errno in errors.DISK_IS_FULL:
-            kind, code = errors.InfrastructureError.__name__, errors.InfrastructureError.exit_code
-            text = f"{f'{str(error.filename)[:100]}: ' if error.filename else ''}the disk is full"
         else:
             text = f"a bug in autotune: {kind}: {text} (--debug shows the traceback)"
         line = visible(" ".join(text.split()))

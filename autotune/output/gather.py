@@ -43,7 +43,6 @@ def gather(run_dir: str | Path) -> RunReport:
         elif searched:
             nothing = str(nothing_found(plan, searched))
     breakdowns, no_breakdown = _breakdowns(directory, finals, result)
-    spent = result.spent if result is not None else None
     return RunReport(
         run_directory=str(directory.path),
         written=now(),
@@ -58,7 +57,7 @@ def gather(run_dir: str | Path) -> RunReport:
         unfinished=len(trial_folders(directory.path)) - len(searched),
         breakdowns=breakdowns,
         no_breakdown=no_breakdown,
-        spent=spent or spent_on(searched, sum(t.duration_s for t in searched), {}),
+        spent=(result and result.spent) or spent_on(searched, sum(t.duration_s for t in searched), {}),
     )
 
 

@@ -155,13 +155,12 @@ def conduct(
         model = measured_model(plan, model, backend.asker, left_s=left_s())
         stopwatch.enter("planning")
     backend.asker.check_time()
-    starting = stopwatch.laps()
     # Where trials run side by side the device is never free.
     is_free = is_here and plan.fleet.is_single
     trace = program_tracer(plan, backend.asker, writer, left_s) if is_free else None
     try:
         result = Tuner(
-            plan, directory, backend.pool, writer, model=model, earlier=earlier, trace=trace, starting=starting
+            plan, directory, backend.pool, writer, model=model, earlier=earlier, trace=trace, starting=stopwatch.laps()
         ).run()
     except SearchInterrupted as interrupted:
         deliver(interrupted.result, plan.output, directory.path)

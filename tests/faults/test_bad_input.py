@@ -139,6 +139,8 @@ def of_files() -> list[Case]:
         cases.append(Case(["export", "best.json", "--to", "python"], {"best.json": content}))
         apply = ["script", "--apply", "best.json", "--", "python", "t.py"]
         cases.append(Case(apply, {"t.py": "", "best.json": content}))
+    cases.append(Case([*FIND, "--data", "d.txt", "--output", "d.txt"], {**MODEL, "d.txt": "A B C\n" * 64}))
+    cases.append(Case([*FIND, "--model", "./\udcfc"], {"\udcfc/config.json": files.LLAMA}))  # a byte that is no UTF-8
     return cases
 
 
