@@ -70,7 +70,7 @@ def main() -> None:
         (scratch / "model" / "config.json").write_text(json.dumps(MODEL))
         only = ("sharding", "micro-batch")  # accelerate has neither FSDP nor tensor parallel on a CPU
         given: dict[str, Any] = {"device": "cpu", "devices": asked.devices, "space": "parallel", "only": only}
-        given |= {"effort": "thorough", "allow": "numerics", "seq_len": 64, "global_batch": 8}
+        given |= {"effort": "standard", "allow": "numerics", "seq_len": 64, "global_batch": 8}
         if asked.nodes == 2:
             each = -(-asked.devices // 2)
             address = stack.enter_context(cluster(asked.mb_s * 1e6, asked.delay_ms / 1e3, each, scratch))

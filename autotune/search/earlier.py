@@ -67,7 +67,8 @@ class EarlierSearches:
             self._now |= {config: _at_speed(known, factor) for config, known in run.items()}
         self.winner = self._old_winner(history.best())
         last_day = max(map(_day, self._latest.values()))
-        self.note = f"the record knows {self.count} configurations of this search, the last on {last_day}"
+        some = f"{self.count} configuration{'s' * (self.count > 1)}"
+        self.note = f"the record knows {some} of this search, the last on {last_day}"
         if self.winner is not None and history.known(self.winner) is None:
             run = next(run for run in self._runs if self.winner in run)
             known, base = run[self.winner], run.get(self._plan.baseline)
@@ -91,7 +92,7 @@ class EarlierSearches:
         if config in self._too_large:
             return self._too_large[config]
         for other, reason in self._too_large.items():
-            if is_no_harder(other, config):
+            if is_no_harder(other, config, self._plan.workload):
                 return f"a configuration no harder on memory {reason}"
         known = self._latest.get(config)
         if known is None or config == self._plan.baseline:

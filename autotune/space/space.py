@@ -20,6 +20,7 @@ from autotune.values.budget import Effort
 from autotune.values.config import Allowance, Scalar, TrainConfig
 from autotune.values.problem import Objective, Problem
 from autotune.values.trial import TrialResult, TrialStatus
+from autotune.values.workload import Workload
 
 Point = dict[str, Scalar]
 
@@ -302,7 +303,7 @@ class History:
     def refusal(self, config: TrainConfig) -> str | None:
         """Return why the trials rule `config` out: one no harder ran out of memory, or loading otherwise can't pay."""
         for result in self.shortages:
-            if is_no_harder(result.request.config, config):
+            if is_no_harder(result.request.config, config, result.request.workload):
                 return f"trial {result.request.number}, no harder on memory, ran out of it"
         first, leader = next(iter(self.results), None), self.best()
         usual = [r.request.config for r in (first, leader) if r is not None]
@@ -323,8 +324,11 @@ def loading_of(config: TrainConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in LOADING}
 
 
-def is_no_harder(easy: TrainConfig, hard: TrainConfig) -> bool:
-    """Return whether `easy` surely needs no more memory than `hard`: a partial order, False where not comparable."""
+def is_no_harder(easy: TrainConfig, hard: TrainConfig, workload: Workload) -> bool:
+    """Return whether `easy` surely needs no more memory than `hard`: a partial order, False where not comparable.
+
+    A large micro-batch without accumulation may need less than a small one with it, whose gradients stay meanwhile.
+    """
     if easy.per_device_train_batch_size > hard.per_device_train_batch_size:
         return False
     lightest_first = ("offload", "full", "every-2nd", "every-4th", "none")  # activations on the device
@@ -341,7 +345,9 @@ def is_no_harder(easy: TrainConfig, hard: TrainConfig) -> bool:
     # Another order of the samples needs no other memory, as trials start with the longest in any case.
     rest = {"per_device_train_batch_size": 1, "checkpointing": "none", "optim": "", "tf32": False, **LOADING}
     rest["train_sampling_strategy"] = "random"
-    return easy.model_copy(update=rest) == hard.model_copy(update=rest)
+    if easy.model_copy(update=rest) != hard.model_copy(update=rest):
+        return False
+    return workload.accumulation_steps(easy) == 1 or workload.accumulation_steps(hard) > 1
 
 
 def micro_batches(global_batch: int | None) -> tuple[int, ...]:
