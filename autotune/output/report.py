@@ -75,7 +75,8 @@ def state(report: RunReport) -> str:
     ran = sum(t.purpose is not None and t.purpose is not Purpose.EXPLAIN for t in report.trials)
     refused = sum(t.purpose is None for t in report.trials)
     explained = len(report.trials) - ran - refused
-    words = f"{ran} trials in {show_time(report.spent.passed_s)}, {refused} configurations refused without one"
+    words = f"{ran} trial{'s' * (ran != 1)} in {show_time(report.spent.passed_s)}, "
+    words += f"{refused} configuration{'s' * (refused != 1)} refused without one"
     if explained:
         words += f", {explained} trials to explain the winner"
     if report.unfinished:

@@ -222,7 +222,8 @@ class Candidates:
             gains = np.where(fits & (trial_s <= left_s), self._trust(history) * gains, 0.0)
             expected = self._gain_of_the_rest(history, gains, is_open)
             more = "1 more trial is" if min(others, left) == 1 else f"{min(others, left)} more trials are"
-            parts = [f"{others:,} configurations are left untried; {more} expected to gain {expected:.1%} at most"]
+            untried = f"{others:,} configuration{'s are' if others > 1 else ' is'} left untried"
+            parts = [f"{untried}; {more} expected to gain {expected:.1%} at most"]
         if late:
             took = f"a trial is expected to take {show_time(max(trial_s[late]))}"
             parts.append(f"{len(late):,} were left untried as {took}: a longer --max-time tries them")
