@@ -17,7 +17,7 @@ from autotune.planning.options import SearchOptions, options_of, takes_options
 from autotune.planning.plan import SearchPlan, changed_files, differences, reopened, with_earlier, with_files
 from autotune.planning.planner import Subject, start_of
 from autotune.planning.user_code import Knobs, UserLoop, UserTrainer
-from autotune.search.cost_model import cost_model
+from autotune.search.cost_model import check_fits, cost_model
 from autotune.search.run import Backend, Preview, backend_of, check_fleet, conduct, wanted_file, with_network
 from autotune.search.run import preview as previewed
 from autotune.storage import trust
@@ -108,7 +108,9 @@ def preview(
             plan = planned(subject, directory, backend, heard, Stopwatch("planning"))
             heard(PhaseBegan(phase=Phase.PREDICTING))
             # It is to be looked at soon; a search traces for longer.
-            return previewed(plan, cost_model(plan, backend.asker, directory.path, heard, most_s=10.0))
+            known = cost_model(plan, backend.asker, directory.path, heard, most_s=10.0)
+            check_fits(plan, known, backend.asker, heard)
+            return previewed(plan, known)
     finally:
         with contextlib.suppress(OSError):  # it stays if an error names a log in it
             folder.rmdir()

@@ -40,6 +40,8 @@ def test_a_dry_run_shows_what_would_be_tried_and_leaves_nothing(command, tiny_ll
     assert "micro-batch 8, precision fp32, optim adamw_torch_fused" in done.stdout
     assert re.search(r"0 │ +[\d.,]+ │ +[\d.]+ │ the baseline", done.stdout)
     assert "predicting ..." in done.stderr
+    nothing = command("find", *words, "--memory", "1MiB")
+    assert (nothing.exit_code, "nothing fits" in nothing.stderr) == (5, True)  # as the search would end
     assert not any((tmp_path / "here").iterdir())
     assert not list((tmp_path / "temporary").glob("autotune-*"))
 
