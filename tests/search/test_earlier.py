@@ -150,10 +150,11 @@ class TestMemory:
         assert (refused(FAST, short, plan=plan) is not None) == is_refused
 
     def test_a_configuration_harder_on_memory_than_one_that_ran_out_is_refused_and_an_easier_one_is_not(self):
-        short = kept(recorded_trial(SECOND, OUT_OF_MEMORY))
+        short = kept(recorded_trial(make_config(4, precision="bf16"), OUT_OF_MEMORY))
         said = "a configuration no harder on memory ran out of memory within 8.00 GiB"
-        assert refused(FAST, short).startswith(said)
-        assert refused(make_config(4, precision="bf16"), short) is None
+        assert refused(SECOND, short).startswith(said)
+        assert refused(FAST, short) is None, "no gradients stay while others are computed"
+        assert refused(make_config(2, precision="bf16"), short) is None
         assert refused(make_config(16), short) is None, "of another kind"
 
     @pytest.mark.parametrize("excuse", ["crowded_out", "device_failed"])
@@ -412,10 +413,11 @@ def test_a_smaller_budget_is_refused_from_the_record(searches):
     lightest = make_config(1, precision="bf16", optim="adafactor")
     searches.remember(lightest, winner=lightest, memory_bytes=6 * GIB)
     answer, explored = searches.run("second", memory_bytes=5 * GIB)
-    assert not [c for c in explored if c.precision == "bf16" and c.checkpointing == "none"]
+    hard = [c for c in explored if c.precision == "bf16" and c.checkpointing == "none"]
+    assert hard == [FAST]  # which alone accumulates nothing
     refused = {t.config: t.cause for t in answer.trials if t.status is TrialStatus.REJECTED}
     short = f"ran out of memory within 6.00 GiB on {DAY} (record)"
-    assert refused[FAST] == f"a configuration no harder on memory {short}"
+    assert refused[SECOND] == f"a configuration no harder on memory {short}"
     assert answer.best.config.checkpointing == "full"
 
 
