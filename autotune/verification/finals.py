@@ -12,7 +12,7 @@ from autotune.exports.launch_files import needs_code
 from autotune.planning.plan import SearchState
 from autotune.space.knobs import changes, put_back
 from autotune.values.conditions import worst_of
-from autotune.values.config import TrainConfig
+from autotune.values.config import Precision, TrainConfig
 from autotune.values.statistics import (
     DRIFT,
     PARTS,
@@ -116,9 +116,40 @@ class Finals:
 
         return sorted(configs, key=place, reverse=begun % 2 == 1)
 
+    def simplest_of_the_fastest(self, measured: Sequence[TrainConfig]) -> tuple[TrainConfig, TrainConfig]:
+        """Return the simplest of those not clearly slower than the fastest (of several the faster), and the fastest.
+
+        Beside the baseline the simplest is one that is clearly faster than it; if none is, it is the baseline.
+        """
+        plan = self.plan
+
+        def rate(config: TrainConfig) -> float:
+            if (lead := self.speedup(config, plan.baseline)) is not None:
+                return lead.ratio
+            merged = self.merged(config)
+            return plan.objective.rate(merged) if merged else 0.0
+
+        def is_clearly_faster(config: TrainConfig, than: TrainConfig) -> bool:
+            lead = self.speedup(config, than)
+            return lead is not None and lead.interval.low > 1.0
+
+        def complexity(config: TrainConfig) -> tuple[int, int, bool, bool, int]:
+            """Return devices, the deepest change's rank (-1: none), code that no flag says, a loss scaler, how many."""
+            changed = changes(config, plan)
+            is_in_code = plan.workload.own_code is not None and any(map(needs_code, changed))
+            rank, scales = max((c.allowance.rank for c in changed), default=-1), config.precision is Precision.FP16
+            return config.parallelism.world_size, rank, is_in_code, scales, len(changed)
+
+        able = list(measured)
+        if plan.baseline in measured:
+            able = [c for c in measured if is_clearly_faster(c, plan.baseline)] or [plan.baseline]
+        leader = max(able, key=rate)
+        alike = [c for c in able if not is_clearly_faster(leader, c)]
+        return min(alike, key=lambda config: (*complexity(config), -rate(config))), max(measured, key=rate)
+
     def further(self) -> list[TrainConfig]:
         """Return trials of a further round if the planned ones left the result open and no check has begun."""
-        # Open: the fastest finalist may be faster than the baseline, or surely is but with too wide an interval.
+        # Open: the fastest finalist may be faster than the simplest, or the interval over the baseline is too wide.
         first = next(iter(self.series()), None)
         checks = (r for r in self.state.results if r.request.purpose.closes and r.request.purpose is not Purpose.FINAL)
         if any(first is None or r.request.number > first.request.number for r in checks):
@@ -132,9 +163,11 @@ class Finals:
         # With a fixed two rounds, noise in one trial could hide a gain or make one up. Stopping by intermediate results
         # lowers the coverage of intervals (docs/how-it-works.md).
         if leads and not waiting and planned <= begun < 2 * planned:
-            ratio, interval = max(leads, key=lambda lead: lead.ratio)
-            is_wide = interval.high > 1.3 * interval.low
-            if is_wide if interval.low > 1.0 else ratio >= WORTH_DECIDING:
+            interval = max(leads, key=lambda lead: lead.ratio).interval
+            best, fastest = self.simplest_of_the_fastest([c for c in contenders if self.is_measured(c)])
+            lead = self.speedup(fastest, best) if fastest != best else None
+            is_wide = interval.low > 1.0 and interval.high > 1.3 * interval.low
+            if is_wide or (lead is not None and lead.ratio >= WORTH_DECIDING):
                 waiting = contenders
         if self._may_run_in_turn(contenders) and len(waiting) > 1:
             return self._there_and_back(waiting, 1)

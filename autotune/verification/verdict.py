@@ -10,13 +10,12 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from autotune.errors import AutotuneError, InfrastructureError, InputError, NothingFitsError, NothingPassedError
-from autotune.exports.launch_files import needs_code
 from autotune.planning.plan import SearchPlan, SearchState
 from autotune.space.knobs import changes, shown_changes
 from autotune.training.arguments import arguments_of
 from autotune.units import show_memory, show_rate
 from autotune.values.conditions import POWER_CAP
-from autotune.values.config import Allowance, Precision, TrainConfig
+from autotune.values.config import Allowance, TrainConfig
 from autotune.values.problem import break_even_steps, cold_start_s
 from autotune.values.result import (
     Compilation,
@@ -113,7 +112,7 @@ def verdict_of(finals: Finals) -> Decision:
     leader = ranking[0]
     if plan.baseline not in contenders:
         roomy = (c for c in ranking if not finals.runs_short(c))
-        best = _simplest_of_the_fastest(finals, measured) if measured else next(roomy, leader)
+        best = finals.simplest_of_the_fastest(measured)[0] if measured else next(roomy, leader)
         is_over = finals.history.known(plan.baseline) is not None  # else it runs, elsewhere
         return Decision(best, "baseline_failed" if is_over else "unconfirmed")
     if plan.baseline not in measured or len(measured) < 2:
@@ -132,7 +131,7 @@ def verdict_of(finals: Finals) -> Decision:
         doubts = {c: _doubt(finals, c) for c in sorted(ranking, key=shown, reverse=True) if c != plan.baseline}
         best = next((c for c, doubt in doubts.items() if doubt is None), plan.baseline)
         return Decision(best, "unconfirmed", kept_because=doubts[leader] if best == plan.baseline else None)
-    best = _simplest_of_the_fastest(finals, measured)
+    best, _ = finals.simplest_of_the_fastest(measured)
     if (speedup := _speedup(finals, best)) is not None:
         return Decision(best, "faster", speedup)
     # If finals are undecided and other processes took much of the machine meanwhile, they are the cause.
@@ -170,36 +169,6 @@ def _doubt(finals: Finals, config: TrainConfig) -> str | None:
         return None
     told = f"{shown_changes(changes(config, plan))} {show_rate(rate(ours))} in trial {our_trial}"
     return f"the baseline gave {show_rate(rate(theirs))} samples/s in trial {their_trial}, {told}"
-
-
-def _simplest_of_the_fastest(finals: Finals, contenders: list[TrainConfig]) -> TrainConfig:
-    """Return the simplest of the contenders that aren't clearly slower than the fastest; of several the fastest."""
-    # Beside the baseline only those count that are clearly faster than it; if none is, it is the baseline.
-    plan = finals.plan
-
-    def rate(config: TrainConfig) -> float:
-        if (lead := finals.speedup(config, plan.baseline)) is not None:
-            return lead.ratio
-        measured = finals.merged(config)
-        return plan.objective.rate(measured) if measured else 0.0
-
-    def is_clearly_faster(config: TrainConfig, than: TrainConfig) -> bool:
-        lead = finals.speedup(config, than)
-        return lead is not None and lead.interval.low > 1.0
-
-    if plan.baseline in contenders:
-        contenders = [c for c in contenders if is_clearly_faster(c, plan.baseline)] or [plan.baseline]
-    fastest = max(contenders, key=rate)
-    alike = [c for c in contenders if not is_clearly_faster(fastest, c)]
-
-    def complexity(config: TrainConfig) -> tuple[int, int, bool, bool, int]:
-        """Return devices, the deepest change's rank (-1: none), code that no flag says, a loss scaler, how many."""
-        changed = changes(config, plan)
-        is_in_code = plan.workload.own_code is not None and any(map(needs_code, changed))
-        rank, scales = max((c.allowance.rank for c in changed), default=-1), config.precision is Precision.FP16
-        return config.parallelism.world_size, rank, is_in_code, scales, len(changed)
-
-    return min(alike, key=lambda config: (*complexity(config), -rate(config)))
 
 
 def _corrections(finals: Finals, decision: Decision) -> dict[TrainConfig, float]:

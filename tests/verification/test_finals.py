@@ -134,6 +134,17 @@ def test_a_sure_lead_of_unknown_size_gets_a_round_more():
     assert search.finals.further() in ([BASE], [FAST])
 
 
+@pytest.mark.parametrize(("ahead", "is_open"), [(1.05, True), (1.01, False)])
+def test_a_finalist_that_seems_faster_than_the_simpler_answer_gets_a_round_more(ahead, is_open):
+    changed_more = make_config(16, optim="adafactor")
+    search = Search([(BASE, 10.0), (FAST, 20.0), (changed_more, 20.0)])
+    for luck in (0.97, 1.03):
+        for config, rate, slower in ((BASE, 10.0, 1.0), (FAST, 20.0, 1.0), (changed_more, 20.0 * ahead, luck)):
+            search.measure(config, steps(rate, slower * 0.99, slower * 1.01))
+    assert verdict_of(search.finals).best == FAST
+    assert bool(search.finals.further()) == is_open
+
+
 def test_a_round_more_is_run_to_its_end_and_none_is_added_once_checks_have_begun():
     search = measured((1.0, 1.5), (1.6, 1.1))
     search.measure(BASE, 40.0)
