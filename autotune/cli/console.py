@@ -135,10 +135,10 @@ def show(document: Any, table: Any, *, as_json: bool) -> None:
 
 
 def progress(*, quiet: bool, verbose: bool) -> "Progress":
-    """Return what shows the progress of trials on stderr; InputError: both are asked for."""
+    """Return what shows trials' progress on stderr, and take SIGTERM for a Ctrl-C; InputError: both are asked for."""
     from autotune.output.progress import Progress
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is a Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     return Progress(stderr(quiet=quiet, verbose=verbose), verbose=verbose)
 
 

@@ -202,7 +202,7 @@ def traces_of(request: TraceRequest, directory: Path | None = None, own: "OwnTra
             break
         left -= 1
         if (found := profiles.get(family)) is not None and directory is not None:
-            write_value(found, directory / f"profile-{os.getpid()}-{left:03}.json")
+            write_value(found, directory / f"profile-{os.getpid()}-{len(request.families) - left:03}.json")
     failures = dict.fromkeys(map(str, profiles.failures.values()))
     return Traces(profiles=tuple(profiles.values()), failures=tuple(failures), left=left)
 

@@ -16,9 +16,9 @@ from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, least_states, loss_steps_of
 from autotune.planning.workload import check_recipe, searched_workload
 from autotune.space.file import Parameter, SpaceFile, load_space
-from autotune.space.knobs import MICRO_BATCH, fitting, fixed_values, knob_named, knobs, make_config, make_point
+from autotune.space.knobs import fitting, fixed_values, knob_named, knobs, make_config, make_point
 from autotune.space.rules import refusals
-from autotune.training.baseline import TRAINER_MICRO_BATCH, UserArguments, baseline_config, read_arguments
+from autotune.training.baseline import UserArguments, baseline_config, read_arguments
 from autotune.units import show_memory, show_time
 from autotune.value import write_bytes
 from autotune.values.budget import Budget, Effort
@@ -224,16 +224,14 @@ def baseline_of(
     ):
         if longest is not None and (length or 0) > longest:
             raise InputError(f"{option} {length}: {workload.model.name} has {longest} positions; use at most that")
+    is_kto = workload.recipe is not None and workload.recipe.name == "kto"  # which compares samples of a micro-batch
     if workload.recipe is not None:
-        own, total = arguments or UserArguments({}, {}), workload.global_batch_size
-        usual: dict[str, Any] = {"bf16": hardware.has_bf16 and not own.searched.get("fp16")}
+        own = arguments or UserArguments({}, {})
+        usual = {"bf16": hardware.has_bf16 and not own.searched.get("fp16")}
         if not {"activation_checkpointing", "gradient_checkpointing"} & own.searched.keys():
             usual["gradient_checkpointing"] = facts.supports_checkpointing
-        if workload.recipe.name == "kto" and total is not None:  # which needs two samples in a micro-batch
-            sizes = [size for size in range(2, total + 1) if total % size == 0]
-            usual[MICRO_BATCH] = max([size for size in sizes if size <= TRAINER_MICRO_BATCH] or sizes[:1])
         arguments = own._replace(searched={**usual, **own.searched})
-    return baseline_config(arguments, workload.global_batch_size, facts, hardware)
+    return baseline_config(arguments, workload.global_batch_size, facts, hardware, least=2 if is_kto else 1)
 
 
 def _restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:

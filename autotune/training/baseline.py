@@ -173,9 +173,12 @@ def _try_out(given: dict[str, Any]) -> None:
 
 
 def baseline_config(
-    arguments: UserArguments | None, global_batch: int | None, facts: ModelFacts, hardware: Hardware
+    arguments: UserArguments | None, global_batch: int | None, facts: ModelFacts, hardware: Hardware, *, least: int = 1
 ) -> TrainConfig:
-    """Return the configuration to compare with: over several devices FSDP or ZeRO if given, else DDP as by torchrun."""
+    """Return the configuration to compare with: over several devices FSDP or ZeRO if given, else DDP as by torchrun.
+
+    `least`: samples of a micro-batch that the arguments don't give.
+    """
     given, source = (arguments.searched, arguments.source) if arguments else ({}, "--baseline")
     devices = hardware.count or 1
     if given.get("bf16") and given.get("fp16"):
@@ -186,8 +189,9 @@ def baseline_config(
     is_said = {name: known.knob.argument == "always" for name, known in KNOBS.items() if known.knob.argument}
     as_given = {name: value for name, value in given.items() if name in is_said and (value or is_said[name])}
     each = TRAINER_MICRO_BATCH if global_batch is None else global_batch // devices
-    divisors = (size for size in range(1, min(TRAINER_MICRO_BATCH, each) + 1) if each % size == 0)
-    as_given.setdefault("per_device_train_batch_size", max(divisors))
+    divisors = [size for size in range(least, each + 1) if each % size == 0]
+    usual = [size for size in divisors if size <= TRAINER_MICRO_BATCH]
+    as_given.setdefault("per_device_train_batch_size", max(usual or divisors[:1]))
     if given.get("torch_compile") or "torch_compile_mode" in as_given:
         as_given.setdefault("torch_compile_backend", "inductor")
     if hardware.is_cpu:  # where there is no accelerator the Trainer neither pins nor has a cache to empty
