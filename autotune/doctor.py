@@ -54,7 +54,7 @@ def _run(code: str, *arguments: str, environment: dict[str, str]) -> subprocess.
 _PROBE = """
 import json, torch
 answer = {"cuda_build": torch.version.cuda}
-for name in ("bitsandbytes", "peft", "datasets", "flash_attn", "liger_kernel", "triton"):
+for name in ("bitsandbytes", "peft", "datasets", "flash_attn", "liger_kernel", "torchao", "triton"):
     try:
         __import__(name)
         answer[name] = ""
@@ -134,6 +134,7 @@ def _findings(hardware: Hardware, libraries: dict[str, Any]) -> list[Finding]:
         "bf16": bf16,
         "fp16": fp16,
         "tf32": (hardware.has_tf32, tf32),
+        "fp8": library("torchao", "linear layers of compiled models", instead="bf16 is the nearest", least=(8, 9)),
         "memory budget": budget,
         "8-bit optimizers": library("bitsandbytes", "AdamW states of 2 instead of 8 bytes a parameter"),
         "paged optimizers": library("bitsandbytes", spill, instead="on the CPU nothing is paged"),

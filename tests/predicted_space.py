@@ -20,7 +20,7 @@ def profile_of(precision: str, checkpointing: str):
         make_family(autocast="bfloat16" if precision == "bf16" else None, checkpointing=checkpointing),
         parameters=(make_group(10_000, 10_000),),
         storages=make_storages((0, 2, 0, activations)),
-        work=(make_work(flops, half=precision == "bf16"),),
+        work=(make_work(flops, width=2 if precision == "bf16" else 4),),
     )
 
 

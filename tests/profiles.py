@@ -43,7 +43,7 @@ def make_family(**fields: Any) -> Family:
 
 def make_work(flops: float = 10 * MB, moved: float = 0.0, **fields: Any) -> Work:
     """Figures of a sample."""
-    defaults = {"kind": CONTRACTION, "half": False, "count": 1}
+    defaults = {"kind": CONTRACTION, "width": 4, "count": 1}
     return Work(**{**defaults, "flops": line(0, flops), "moved_bytes": line(0, moved), **fields})
 
 

@@ -60,6 +60,7 @@ def test_triton_without_a_c_compiler_is_told_of_all_that_needs_it(monkeypatch, q
         (make_gpu(capability=(7, 5)), "flash attention", "needs compute capability 8.0 or newer"),
         (make_gpu(capability=(6, 0)), "torch.compile", "needs compute capability 7.0 or newer"),
         (make_hardware(), "Liger kernels", "needs CUDA; the model's own"),
+        (make_gpu(capability=(8, 6)), "fp8", "needs compute capability 8.9 or newer"),
     ],
 )
 def test_what_the_rules_refuse_is_not_available(monkeypatch, quick_home, machine, name, told):

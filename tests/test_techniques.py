@@ -86,6 +86,7 @@ REFUSED = [
     ("17 quantized base alone", {"quantization": "nf4"}, "llama", "adapter"),
     ("18 experts of another kind", {"experts_implementation": "grouped_mm"}, "llama", "has no experts"),
     ("21 Liger", {"use_liger_kernel": True}, "llama", "need a CUDA device"),
+    ("22 fp8", {"precision": "fp8"}, "llama", "has no products in fp8"),
 ]
 
 # (row, a field, what nobody can give any more or yet, the reason)
@@ -94,7 +95,6 @@ NOT_OFFERED = [
     ("11 removed", "optim", "adamw_hf", "use adamw_torch"),
     ("11 removed", "optim", "adamw_apex_fused", "use adamw_torch_fused"),
     ("17 QAT", "quantization", "int8-qat", "quantization-aware training is not offered"),
-    ("22 fp8", "precision", "fp8", "fp8 is not offered"),
 ]
 
 

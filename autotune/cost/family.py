@@ -27,6 +27,7 @@ class Family(Value):
     device: Literal["cpu", "cuda"]
     dtype: Dtype = Field(description="of the weights")
     autocast: Half | None = None
+    float8: bool = Field(default=False, description="most linear layers multiply in fp8")
     checkpointing: Checkpointing = "none"
     attn_implementation: str | None = None
     experts_implementation: str | None = None
@@ -113,6 +114,7 @@ def family_of(config: TrainConfig, hardware: Hardware, workload: Workload | None
         device="cpu" if hardware.is_cpu else "cuda",
         dtype=dtype,
         autocast=half,
+        float8=config.precision is Precision.FP8,
         checkpointing=config.checkpointing,
         attn_implementation=config.attn_implementation,
         experts_implementation=config.experts_implementation,

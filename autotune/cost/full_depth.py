@@ -40,10 +40,10 @@ class Pass(NamedTuple):
         return np.stack([low - slope * SAMPLES[0], slope], axis=-1)
 
     def work(self) -> Counter[tuple[Any, ...]]:
-        """Return how often each operator runs: kind, whether in 16 bits, lines of FLOP and bytes, its two calls."""
+        """Return how often each operator runs: kind, width, lines of FLOP and bytes, its two calls."""
         lines = np.concatenate([self.lines("flops"), self.lines("moved_bytes")], axis=1).tolist()
-        kinds, halves = self.low.kinds.tolist(), self.low.half.tolist()
-        return Counter(zip(kinds, halves, map(tuple, lines), self.low.calls, self.high.calls, strict=True))
+        kinds, widths = self.low.kinds.tolist(), self.low.widths.tolist()
+        return Counter(zip(kinds, widths, map(tuple, lines), self.low.calls, self.high.calls, strict=True))
 
     def needed_flops(self) -> Vector:
         """Return the work of all contractions but those that run again."""
@@ -77,11 +77,11 @@ def work_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int]) -> tuple[
     rows = sorted((row for row, count in total.items() if count > 0), key=lambda row: order.get(row, len(order)))
     found = [
         Work(
-            kind=kind, half=half, flops=line(lines[:2]), moved_bytes=line(lines[2:]), count=total[row],
+            kind=kind, width=width, flops=line(lines[:2]), moved_bytes=line(lines[2:]), count=total[row],
             attends=attends(kind, low, high), call=as_line(low, high, SAMPLES),
         )
         for row in rows
-        for kind, half, lines, low, high in [row]
+        for kind, width, lines, low, high in [row]
     ]  # fmt: skip
     return tuple(found), line(needed)
 

@@ -76,7 +76,7 @@ class Work(Value):
     """Equal operators of a micro-step."""
 
     kind: int = Field(description="VIEW, CONTRACTION, NORMALISATION, ELEMENTWISE, TRANSFER or FUSED_ATTENTION")
-    half: bool = Field(description="computed in 16 bits")
+    width: int = Field(description="bytes of the numbers that it computes with: 4, 2, or 1 of fp8")
     flops: Line
     moved_bytes: Line
     count: int
@@ -214,7 +214,7 @@ class Profile(Value):
 
     def work_arrays(self) -> dict[str, NDArray[np.float64]]:
         """Return the columns of `work`, a row for each."""
-        columns = ("kind", "half", "count", "attends")
+        columns = ("kind", "width", "count", "attends")
         return {
             "flops": np.array([(w.flops.constant, w.flops.per_sample) for w in self.work]),
             "moved": np.array([(w.moved_bytes.constant, w.moved_bytes.per_sample) for w in self.work]),

@@ -38,7 +38,7 @@ class _Operator(NamedTuple):  # the fields of `Tape`
     kind: int
     flops: float
     moved_bytes: float
-    half: bool
+    width: int
     recomputed: bool
     call: str
 
@@ -62,7 +62,7 @@ class Tape:
     kinds: NDArray[np.int8]
     flops: NDArray[np.float64]
     moved_bytes: NDArray[np.float64]
-    half: NDArray[np.bool_]  # computed in 16 bits, or 8
+    widths: NDArray[np.int8]  # bytes of the numbers that each computes with: 4, 2, or 1 of fp8
     recomputed: NDArray[np.bool_]  # a part of the forward pass that runs again
     forward_end: int  # operators of the forward pass, the loss included
     storages: NDArray[np.float64]  # made, freed, bytes, whether a gradient, columns: see `profile.Storages`
@@ -137,8 +137,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             inputs = tensors_in(args) + tensors_in(tuple(kwargs.values()))
             moved = sum(self.sized(t.nbytes, t) for t in inputs + outputs)
         half = any(t.element_size() == 2 or t.dtype is torch.int8 for t in outputs)
+        width = 1 if name == "_scaled_mm" else 2 if half else 4
         call = written(func.__str__(), args, kwargs) if works else ""
-        self._operators.append(_Operator(name, kind, flops, moved, half, self.recomputing, call))
+        self._operators.append(_Operator(name, kind, flops, moved, width, self.recomputing, call))
         for tensor in fresh:
             self._watch(tensor, origin=origin)
         if self._scratch is not None:
@@ -166,8 +167,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         shared = kind == FUSED_ATTENTION and self._attended > 1  # with other devices: no call of this one alone
         flops *= self._attended if shared else 1
         call = "" if shared else written(name, tensors, {"causal": causal})
-        half = tensors[0].element_size() == 2
-        self._operators.append(_Operator(name, kind, flops, moved, half, self.recomputing, call))
+        width = 2 if tensors[0].element_size() == 2 else 4
+        self._operators.append(_Operator(name, kind, flops, moved, width, self.recomputing, call))
 
     def step(self, model: Any, loss: Callable[[], Any]) -> Tape:
         """Return the tape of a forward and a backward pass, run inside of this recorder."""
@@ -205,13 +206,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             gradient = storage.accumulated >= 0
             freed = storage.accumulated if gradient else storage.freed if storage.freed >= 0 else after
             storages.append((storage.made, freed, storage.nbytes, gradient, storage.columns))
-        names, kinds, flops, moved, half, again, calls = zip(*self._operators, strict=True)
+        names, kinds, flops, moved, widths, again, calls = zip(*self._operators, strict=True)
         return Tape(
             names=names,
             kinds=np.array(kinds, dtype=np.int8),
             flops=np.array(flops),
             moved_bytes=np.array(moved),
-            half=np.array(half, dtype=bool),
+            widths=np.array(widths, dtype=np.int8),
             recomputed=np.array(again, dtype=bool),
             forward_end=self._forward_end,
             storages=np.array(storages, dtype=float).reshape(-1, 5),

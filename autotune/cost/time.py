@@ -160,8 +160,8 @@ def micro_step_parts(
             rows = [[timings.operators.get(at(w.call, size), np.nan) for size in SIZES] for w in profile.work]
             seconds = np.array(rows)
             if tf32:
-                seconds[(kinds == CONTRACTION) & (work["half"] == 0)] = np.nan
-            seconds = filled(seconds, expected, 2 * kinds + work["half"])
+                seconds[(kinds == CONTRACTION) & (work["width"] == 4)] = np.nan
+            seconds = filled(seconds, expected, 8 * kinds + work["width"])
         host, trainer = float(count.sum()) * launched * timings.operator_s, timings.micro_step_s
 
     def spent(chosen: NDArray[np.bool_]) -> Vector:
@@ -194,7 +194,9 @@ def _busy(
     half: Arithmetic = "fp16" if "float16" in (profile.family.autocast, profile.family.dtype) else "bf16"
     fp32 = rates.matmul_flops["fp32"]
     wide = rates.matmul_flops.get("tf32") if tf32 else None
-    speed = np.where(work["half"] > 0, rates.matmul_flops.get(half) or fp32, wide or fp32)
+    short = rates.matmul_flops.get(half) or fp32
+    speed = np.where(work["width"] == 1, rates.matmul_flops.get("fp8") or short, short)
+    speed = np.where(work["width"] == 4, wide or fp32, speed)
     speed = speed * np.where(attention, FUSED_ATTENTION_SHARE, 1.0)
     computing = np.where(contraction[:, None], flops / speed[:, None], 0.0)
     transfer = work["kind"] == TRANSFER
@@ -233,7 +235,10 @@ def optimizer_seconds(profile: Profile, rates: Rates, optim: str) -> float:
 
 
 def dense_peak(rates: Rates, precision: Precision, *, tf32: bool) -> float | None:
-    """Return the data sheet's peak that the model FLOP utilisation of a precision is a share of, if it has one."""
+    """Return the data sheet's peak that the model FLOP utilisation of a precision is a share of, if it has one.
+
+    That of fp8, in which attention and head don't compute, is a share of bf16's.
+    """
     names: dict[Precision, Arithmetic] = {Precision.FP32: "tf32" if tf32 else "fp32", Precision.FP16: "fp16"}
     return rates.peak_flops.get(names.get(precision, "bf16"))
 

@@ -5,9 +5,11 @@ modules and parameters (transformers 5.24, `distributed/tensor_parallel.py`): a 
 that is split. Two styles put results together again, which takes memory: a gathered output, and the ids of tokens that
 a device's rows of a table hold.
 
-Packed layers are bitsandbytes' own, of the installed version and on the meta device. Their products are written out in
-operators (`bitsandbytes/autograd/_functions.py` and `backends/*/ops.py` of 0.50). Not covered: the fused 4-bit kernels
-that CUDA prefers for a few hundred tokens and less, and outliers of LLM.int8(), which random inputs hardly have.
+Layers that multiply in fp8 are torchao's own where inductor's programs are traced, and otherwise written out in the
+operators to which inductor fuses theirs. Packed layers are bitsandbytes' own, of the installed version and on the meta
+device. Their products are written out in operators (`bitsandbytes/autograd/_functions.py` and `backends/*/ops.py` of
+0.50). Not covered: the fused 4-bit kernels that CUDA prefers for a few hundred tokens and less, and outliers of
+LLM.int8(), which random inputs hardly have.
 """
 
 import re
@@ -15,13 +17,14 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
+from accelerate.utils.ao import filter_linear_layers, find_first_last_linear_layers
 from bitsandbytes import functional
 from bitsandbytes.nn import Linear4bit, Linear8bitLt, Params4bit
 from torch import nn
 
 from autotune.cost.family import Family, Shape
 from autotune.errors import InputError, one_line
-from autotune.training.adapters import adapter_arguments, put_on, quantization_arguments
+from autotune.training.adapters import adapter_arguments, multiply_in_float8, put_on, quantization_arguments
 from autotune.training.arguments import routing_fields
 from autotune.training.build import build_model
 from autotune.training.loss import chunk_loss
@@ -59,6 +62,13 @@ def build(spec: ModelSpec, config: Any, family: Family, shape: Shape, change: Ch
         keep_part(model, family.tensor_parallel)
     if family.quantization is not None:
         _pack(model, family, shape.task)
+    if family.float8 and family.compiled:
+        multiply_in_float8(model)
+    elif family.float8:
+        ends = find_first_last_linear_layers(model)
+        for name, layer in model.named_modules():
+            if type(layer) is nn.Linear and filter_linear_layers(layer, name, ends):
+                layer.__class__ = _TracedFloat8
     if family.adapter is not None:
         try:
             with torch.device("meta"):
@@ -239,3 +249,38 @@ class _Product8bit(torch.autograd.Function):
 def _unpacked_8bit(layer: Any, dtype: torch.dtype) -> torch.Tensor:
     scales = layer.state.SCB.unsqueeze(1).mul(1.0 / 127.0)
     return layer.state.CB.to(dtype, copy=True).mul_(scales)  # type: ignore[no-any-return]
+
+
+class _TracedFloat8(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = _Float8Product.apply(x.to(torch.bfloat16), self.weight)  # type: ignore[no-untyped-call]
+        return out if self.bias is None else out + self.bias.to(out.dtype)
+
+
+class _Float8Product(torch.autograd.Function):
+    """`matmul_with_hp_or_float8_args` of torchao 0.18, whose backward pass casts all anew and saves no weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        product = _product_in_float8(_float8(x.flatten(0, -2)), _float8(weight).t())
+        return product.view(*x.shape[:-1], len(weight))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        rows = _float8(gradient.flatten(0, -2), torch.float8_e5m2)
+        of_x = _product_in_float8(rows, _float8(weight).t().contiguous().t()).view_as(x)
+        whole = len(rows) // 16 * 16  # tokens, which torchao pads instead
+        inputs = _float8(x.flatten(0, -2))[:whole].t().contiguous().t()
+        return of_x, _product_in_float8(rows[:whole].t().contiguous(), inputs)
+
+
+def _float8(tensor: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor:
+    tensor.amax()  # by which it is scaled
+    return tensor.to(dtype)
+
+
+def _product_in_float8(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    one = torch.ones((), device=rows.device)
+    return torch._scaled_mm(rows, columns, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)

@@ -18,7 +18,6 @@ from torch._functorch import config as partitioning
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn import functional
 from torch.nn.attention import SDPBackend
 from torch.nn.parallel import DistributedDataParallel
 from transformers import DataCollatorWithFlattening, PreTrainedModel, TrainerCallback
@@ -64,7 +63,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._count(torch.cuda, "empty_cache")
         if self._config.torch_compile_backend is not None:  # hooks would change the compiled graphs
             return
-        attention, switch = functional.scaled_dot_product_attention, PreTrainedModel._set_gradient_checkpointing
+        attention, switch = nn.functional.scaled_dot_product_attention, PreTrainedModel._set_gradient_checkpointing
 
         def put_out(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
             if torch.is_grad_enabled():  # TRL generates without autocast
@@ -89,7 +88,7 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._count_checkpoints(model)
         # TRL switches checkpointing off while it generates, and on again with another function.
         self._hooks.enter_context(patch.object(PreTrainedModel, "_set_gradient_checkpointing", switch_again))
-        self._hooks.enter_context(patch.object(functional, "scaled_dot_product_attention", attend))
+        self._hooks.enter_context(patch.object(nn.functional, "scaled_dot_product_attention", attend))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._hooks.close()
@@ -121,7 +120,8 @@ class EffectsProbe(TrainerCallback):  # type: ignore[misc]  # transformers is un
         casts_weights = needs_autocast and self._config.parallelism.sharding in ZERO_STAGES
         ignored = f"{asked} was asked for, but autocast is off: the device's library ignores it"
         _require(autocasts or casts_weights or not needs_autocast, ignored)
-        outputs = _names(self._dtypes)
+        layers, outputs = {type(module).__name__ for module in self._model.modules()}, _names(self._dtypes)
+        _same("fp8", asked is Precision.FP8, "Float8Linear" in layers)
         _require(self._dtypes <= {computes_in}, f"{asked} was asked for, but layers put out {outputs}")
         weights = Counter(p.dtype for p in self._model.parameters() if p.is_floating_point())
         expected = computes_in if casts_weights or asked is Precision.PURE_BF16 else torch.float32

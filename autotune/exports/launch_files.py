@@ -11,7 +11,7 @@ import yaml
 
 from autotune.errors import InputError
 from autotune.training.arguments import ZERO_STAGES, overrides, parallel_variables, training_plan
-from autotune.values.config import TrainConfig
+from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import ALLOCATOR_VARIABLE
 from autotune.values.model import Task
 from autotune.values.problem import Change
@@ -250,6 +250,8 @@ def in_code(result: ResultData) -> tuple[str, ...]:
         found |= {name: getattr(value, "shown", str(value)) for name, value in told}
         found["precision"] = f"{result.arguments.model['dtype']} (dtype of from_pretrained)"
     lines = [_IN_CODE.get(knob, "weights in {value}").format(value=value) for knob, value in found.items()]
+    if config.precision is Precision.FP8:
+        lines.append("result.prepare_model(model), whose linear layers multiply in fp8")
     if _switches_off(result):
         lines.append("model.gradient_checkpointing_disable()")
     steps = result.workload.accumulation_steps
@@ -265,7 +267,7 @@ def in_code(result: ResultData) -> tuple[str, ...]:
 
 
 def needs_code(change: Change) -> bool:
-    return change.knob in _IN_CODE or (change.knob == "precision" and change.after == "pure_bf16")
+    return change.knob in _IN_CODE or (change.knob == "precision" and change.after in ("pure_bf16", "fp8"))
 
 
 def gain_of_flags(result: ResultData) -> str:

@@ -55,6 +55,17 @@ def _precision(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
             yield f"{workload.model.model_type} in transformers does not cast sound to its weights' bf16"
     if config.precision in (Precision.BF16, Precision.PURE_BF16) and not hardware.has_bf16:
         yield f"{hardware.name} has no bf16 (compute capability 8.0 or newer)"
+    if config.precision is Precision.FP8:
+        if not hardware.has_fp8:
+            yield f"{hardware.name} has no products in fp8 (compute capability 8.9 or newer)"
+        if "torchao" not in hardware.versions:
+            yield "fp8 needs the package torchao"
+        if config.torch_compile_backend != "inductor":
+            yield "fp8 pays only where inductor fuses its casts (--fix compile=inductor)"
+        if config.adapter is not None or workload.own_code is not None or workload.recipe is not None:
+            yield "fp8 replaces linear layers of whole models: not beside adapters, in your code or in TRL's trainers"
+        if not facts.linear_modules:
+            yield f"{workload.model.model_type} has no linear layers that could multiply in fp8"
 
 
 def _tf32(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
@@ -78,8 +89,7 @@ def _attention(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
     if kernel.startswith("flash_attention"):
         if hardware.is_cpu:
             yield "flash attention needs a CUDA device"
-        package = FLASH_PACKAGES[kernel]
-        if package not in hardware.versions:
+        if (package := FLASH_PACKAGES[kernel]) not in hardware.versions:
             yield f"flash attention needs the package {package}"
         if hardware.capability is not None and hardware.capability < (8, 0):
             yield f"flash attention needs compute capability 8.0 or newer (Ampere), which {hardware.name} hasn't"
@@ -157,9 +167,8 @@ def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
         yield "cudagraphs does nothing on a CPU"
     # The second micro-step raises "output of CUDAGraphs that has been overwritten".
     if config.records_graphs and not hardware.is_cpu and parallel_rules.accumulates(config, workload):
-        graphs = config.torch_compile_mode or config.torch_compile_backend
-        overwrite = f"CUDA graphs ({graphs}) overwrite gradients that accumulate"
-        yield f"{overwrite}; max-autotune-no-cudagraphs records none"
+        graphs = f"CUDA graphs ({config.torch_compile_mode or config.torch_compile_backend})"
+        yield f"{graphs} overwrite gradients that accumulate; max-autotune-no-cudagraphs records none"
 
 
 def _experts(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
@@ -167,8 +176,8 @@ def _experts(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
     if kind is not None and kind not in facts.experts_implementations:
         has = "computes experts in its own way" if facts.experts else "has no experts"
         yield f"{workload.model.model_type} {has}: transformers offers no experts_implementation {kind} for it"
-    for name, own in (("experts_per_token", facts.experts_per_token), ("expert_capacity", facts.expert_capacity)):
-        if getattr(config, name) is not None and own is None:
+    for name in ("experts_per_token", "expert_capacity"):
+        if getattr(config, name) is not None and getattr(facts, name) is None:
             yield f"{workload.model.model_type} has no {name} to set"
     if (config.experts_per_token or 0) > facts.experts:
         yield f"{config.experts_per_token} experts a token are more than the {facts.experts} of a layer"
@@ -366,8 +375,7 @@ def _recipe(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware
 
 
 def _user_code(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
-    code = workload.own_code
-    if code is None:
+    if (code := workload.own_code) is None:
         return
     for knob, held in code.held.items():
         if getattr(config, knob) != held.value:

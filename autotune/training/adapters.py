@@ -109,8 +109,18 @@ def prepare_model(model: Any, adapter: dict[str, Any] | None, config: TrainConfi
         partitioning.activation_memory_budget = config.activation_memory_budget
     if adapter is not None:
         model = put_on(model, adapter, mixed=config.mixed_precision != "no")
+    if config.precision is Precision.FP8:
+        multiply_in_float8(model)
     model = normalize_loss(model)
     return chunk_loss(model) if config.chunked_loss else model
+
+
+def multiply_in_float8(model: Any) -> None:
+    """Replace linear layers, but for the first and the last, by torchao's, as accelerate's recipe for fp8 does."""
+    from accelerate.utils import convert_model_to_fp8_ao
+    from torchao.float8 import Float8LinearConfig
+
+    convert_model_to_fp8_ao(model, Float8LinearConfig(pad_inner_dim=True))  # of other sizes than multiples of 16
 
 
 def casts_in_vain(adapter: dict[str, Any]) -> bool:

@@ -125,7 +125,7 @@ def _of_sharding(change: Difference) -> AllowanceName:
     # gradients in fp32 and casts operator by operator; accelerate has FSDP reduce in 16 bits and cast whole units
     # (`set_mixed_precision`); replicas add up in two stages; DeepSpeed trains 16-bit weights with fp32 masters.
     libraries = {str(sharding).partition("_")[0] for sharding in (change.before, change.after)}
-    return "numerics" if change.precision in ("bf16", "fp16") and len(libraries) > 1 else "exact"
+    return "numerics" if change.precision in ("bf16", "fp16", "fp8") and len(libraries) > 1 else "exact"
 
 
 # Upper bound of the micro-batch in samples: SigLIP's batch (arXiv:2303.15343), the largest published.
@@ -141,6 +141,7 @@ class Precision(StrEnum):
     FP32 = "fp32"  # [O0]
     FP16 = "fp16"  # [O1/O2] mixed, fp32 weights, loss scaling
     BF16 = "bf16"  # mixed, fp32 weights
+    FP8 = "fp8"  # as bf16, but most linear layers multiply in float8 (torchao)
     PURE_BF16 = "pure_bf16"  # [O3] weights, gradients and states in bf16; an adapter is in fp32, under autocast
 
 
@@ -310,8 +311,8 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
         """As accelerate calls it; frozen weights in bf16 have it too, as peft keeps those of adapters in fp32."""
         if self.precision is Precision.PURE_BF16:
             return "bf16" if self.is_adapted and self.parallelism.sharding == "none" else "no"
-        mixed: dict[Precision, Literal["bf16", "fp16"]] = {Precision.BF16: "bf16", Precision.FP16: "fp16"}
-        return mixed.get(self.precision, "no")
+        mixed: dict[Precision, Literal["no", "fp16"]] = {Precision.FP32: "no", Precision.FP16: "fp16"}
+        return mixed.get(self.precision, "bf16")
 
     @property
     def records_graphs(self) -> bool:

@@ -8,7 +8,7 @@ from autotune.value import Value
 from autotune.values.trial import Interval, StepParts
 
 # fp32: on CUDA without tf32. tf32: fp32 matrices on tensor cores.
-Arithmetic = Literal["fp32", "tf32", "fp16", "bf16"]
+Arithmetic = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 
 
 class Timings(Value):

@@ -100,7 +100,8 @@ class Hardware(Value):
     def _computes_in(self, dtype: str) -> bool:
         if self.arithmetic is not None:
             return dtype in self.arithmetic
-        return self.capability is not None and self.capability >= (8, 0)  # Ampere
+        least = (8, 9) if dtype == "fp8" else (8, 0)  # Ada and Hopper; Ampere
+        return self.capability is not None and self.capability >= least
 
     @property
     def has_tf32(self) -> bool:
@@ -109,6 +110,10 @@ class Hardware(Value):
     @property
     def has_bf16(self) -> bool:
         return self.is_cpu or self._computes_in("bf16")
+
+    @property
+    def has_fp8(self) -> bool:
+        return self._computes_in("fp8")
 
 
 def detect(device: str = "auto") -> Hardware:

@@ -68,8 +68,6 @@ Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cu
 # Reasons why values that guides recommend are not offered.
 _REASONS = {
     ("attn_implementation", "bettertransformer"): "BetterTransformer is gone from transformers; sdpa replaced it",
-    ("precision", "fp8"): "fp8 is not offered: TrainingArguments has no field for it (accelerate takes it from its own "
-    "launcher), so a measured configuration could not be exported; bf16 is the nearest",
     ("optim", "adamw_hf"): "adamw_hf is gone from transformers 5; use adamw_torch",
     ("optim", "adamw_apex_fused"): "adamw_apex_fused is gone from transformers 5; use adamw_torch_fused",
     ("optim", "adamw"): "there are several: adamw_torch_fused (the Trainer's default), adamw_torch, adamw_bnb_8bit ...",

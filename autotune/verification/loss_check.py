@@ -2,9 +2,9 @@
 
 All runs start from the same weights and see the same samples in the same order, without dropout, so that two correct
 runs agree to the last digits. Differences are relative to the progress, the decrease of the reference's smoothed loss.
-Measured on tiny models with 20 steps of Adam: another split or attention kernel below 0.001 %, bf16 0.03 to 0.23 %, a
-learning rate 1.25 times as high 5 to 17 %. Where randomness can't be switched off (atomics on a GPU), a configuration
-may differ by a multiple of the difference between two seeds of the reference.
+Measured on tiny models with 20 steps of Adam: another split or attention kernel below 0.001 %, bf16 0.03 to 0.23 %, fp8
+(emulated) 0.09 to 0.13 %, a learning rate 1.25 times as high 5 to 17 %. Where randomness can't be switched off (atomics
+on a GPU), a configuration may differ by a multiple of the difference between two seeds of the reference.
 
 Another optimizer takes another path, fp16's loss scaler skips some of the first steps, and batch norm and routers see
 other micro-batches. Of these the first loss, before any update, must agree, and the progress must be at least half the

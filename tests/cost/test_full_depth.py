@@ -39,8 +39,8 @@ def test_a_trace_of_few_layers_that_are_repeated_is_that_of_all_layers(profile_o
     for size, accumulation in itertools.product(SIZES, (1, 2)):
         peaks = [parts_of(one, "sgd", size, accumulation).allocated for one in (extended, whole)]
         assert peaks[0] == pytest.approx(peaks[1], rel=1e-9)
-    for kind, half in itertools.product(range(4), (False, True)):
-        assert totals(extended, kind, half) == pytest.approx(totals(whole, kind, half), rel=0.005)
+    for kind, width in itertools.product(range(4), (4, 2)):
+        assert totals(extended, kind, width) == pytest.approx(totals(whole, kind, width), rel=0.005)
     passes = ([one.storages, *([one.evaluation.storages] if one.evaluation else [])] for one in (extended, whole))
     for found, expected in zip(*passes, strict=True):
         assert (found.forward_end, found.workspaces) == (expected.forward_end, expected.workspaces)
@@ -49,9 +49,9 @@ def test_a_trace_of_few_layers_that_are_repeated_is_that_of_all_layers(profile_o
         assert (rows[0] != rows[1]).any(axis=1).mean() <= (0.04 if model == "t5" else 0)
 
 
-def totals(profile, kind: int, half: bool) -> list[float]:
+def totals(profile, kind: int, width: int) -> list[float]:
     """Operators, their FLOPs and their bytes, of three samples."""
-    chosen = [w for w in profile.work if (w.kind, w.half) == (kind, half)]
+    chosen = [w for w in profile.work if (w.kind, w.width) == (kind, width)]
     figures = [(1, w.flops.at(3), w.moved_bytes.at(3)) for w in chosen]
     return [sum(w.count * f for w, f in zip(chosen, column, strict=True)) for column in zip(*figures, strict=True)]
 
@@ -61,7 +61,7 @@ def tape(names: str, flops=None, **fields) -> Tape:
     count = len(names)
     defaults = {
         "kinds": np.full(count, CONTRACTION, dtype=np.int8), "flops": np.array(flops or [0.0] * count, dtype=float),
-        "moved_bytes": np.zeros(count), "half": np.zeros(count, dtype=bool), "recomputed": np.zeros(count, dtype=bool),
+        "moved_bytes": np.zeros(count), "widths": np.full(count, 4), "recomputed": np.zeros(count, dtype=bool),
         "forward_end": count, "storages": np.zeros((0, 5)), "calls": ("",) * count,
     }  # fmt: skip
     return Tape(names=tuple(names), **{**defaults, **fields})

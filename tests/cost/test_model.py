@@ -43,7 +43,7 @@ def large_profile(family=None, **fields):
 @pytest.fixture
 def model():
     """Of fp32 and bf16 on a CPU, at a global batch of 16."""
-    half = make_profile(make_family(autocast="bfloat16"), work=(make_work(half=True),))
+    half = make_profile(make_family(autocast="bfloat16"), work=(make_work(width=2),))
     return make_model([make_profile(), half])
 
 

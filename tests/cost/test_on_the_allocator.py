@@ -73,6 +73,9 @@ RULES = {
     "programs of inductor, dropout and all": (
         "distilbert/distilgpt2", 256, 4, {**CHECKPOINTED, "torch_compile_backend": "inductor"}
     ),
+    "products in fp8": (
+        "EleutherAI/pythia-70m", 512, 8, {"precision": "fp8", "torch_compile_backend": "inductor"}
+    ),
     "Liger: long": ("meta-llama/Llama-3.2-1B", 16384, 1, {**LIGER, **CHECKPOINTED}),
 }  # fmt: skip
 
@@ -82,6 +85,8 @@ def test_the_prediction_is_allocated(runner, device, rule):
     model, length, size, fields, *batch = RULES[rule]
     if "use_liger_kernel" in fields:
         pytest.importorskip("liger_kernel")
+    if fields.get("precision") == "fp8" and not device.has_fp8:
+        pytest.skip("needs compute capability 8.9")
     workload = named(model, length, size, target_length=length)
     config = {"per_device_train_batch_size": size, "attn_implementation": "sdpa", **fields}
     check(runner, device, workload, TrainConfig.model_validate(config), *(Evaluation(batch=n) for n in batch))

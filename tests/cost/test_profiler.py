@@ -146,7 +146,7 @@ def test_pure_16_bits_halve_weights_and_gradients_and_autocast_only_runs_product
     assert half.gradients_bytes == full.gradients_bytes / 2
     assert half.weights_bytes == pytest.approx(full.weights_bytes / 2, rel=0.01)  # buffers stay in fp32
     assert {g.element_bytes for g in mixed.parameters} == {4.0}
-    assert {w.half for w in mixed.work if w.flops.per_sample > 1e6} == {True}
+    assert {w.width for w in mixed.work if w.flops.per_sample > 1e6} == {2}
 
 
 def test_a_change_is_made_before_the_trace(spec_of):

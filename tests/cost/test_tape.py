@@ -147,7 +147,7 @@ def test_element_wise_operators_move_the_bytes_that_they_read_and_write(compute,
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_16_bits_are_told(dtype):
     tape = forward_tape_of(lambda: torch.empty(10, device="meta", dtype=dtype) + 1)
-    assert tape.half[-1] == (dtype is not torch.float32)
+    assert tape.widths[-1] == (4 if dtype is torch.float32 else 2)
 
 
 def test_the_same_on_a_device_that_computes():

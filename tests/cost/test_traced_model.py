@@ -8,7 +8,7 @@ from profiles import make_family
 
 from autotune.cost import profiler
 from autotune.cost.family import Shape
-from autotune.cost.profile import ACTIVATION, total_bytes
+from autotune.cost.profile import ACTIVATION, CONTRACTION, total_bytes
 from autotune.cost.traced_model import keep_part
 from autotune.errors import InputError
 from autotune.training.build import build_config, build_model, shallower, stacks
@@ -42,6 +42,19 @@ def test_layers_and_parameters_outside_of_them_make_the_model(profile_of, model)
     whole = total_bytes(found.outside) + found.layers * total_bytes(found.layer)
     # Of T5 the decoder's layers are the larger ones.
     assert whole == pytest.approx(total_bytes(found.parameters), rel=0.3 if model == "t5" else 1e-9)
+
+
+def test_most_layers_multiply_in_fp8_and_save_no_weights_cast_to_16_bits(profile_of):
+    mixed = {"device": "cuda", "autocast": "bfloat16"}
+    bf16, fp8 = profile_of("llama", **mixed), profile_of("llama", **mixed, float8=True)
+    assert fp8.parameters == bf16.parameters
+    assert fp8.needed_flops.per_sample == pytest.approx(bf16.needed_flops.per_sample)
+    products = [work for work in fp8.work if work.kind == CONTRACTION]
+    of_8, of_16 = (sum(w.count * w.flops.per_sample for w in products if w.width == width) for width in (1, 2))
+    # The first layer's queries and the head stay as they are.
+    assert 0 < of_16 < of_8
+    kept = [one.storages.alive[:, ACTIVATION, 0].max() for one in (bf16, fp8)]
+    assert kept[1] < kept[0]  # weights
 
 
 LLAMA = {

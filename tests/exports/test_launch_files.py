@@ -12,7 +12,7 @@ from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Traini
 
 from autotune.errors import InputError
 from autotune.exports import launch_files, targets
-from autotune.exports.launch_files import ACCELERATE, ARGUMENTS, DEEPSPEED, FSDP, flags, user_launch
+from autotune.exports.launch_files import ACCELERATE, ARGUMENTS, DEEPSPEED, FSDP, flags, in_code, user_launch
 from autotune.planning.plan import SearchState
 from autotune.training.arguments import UNIT_PARAMETERS, overrides, training_plan
 from autotune.tuning_result import TuningResult, with_methods
@@ -243,6 +243,8 @@ def test_what_flags_can_not_say_is_said():
     best = make_config(attn_implementation="eager", precision="pure_bf16", adapter={"rank": 4})
     said = {"model.set_attn_implementation('eager')", f"peft's {best.adapter.shown}", "weights in bfloat16"}
     assert set(flags(user_answer(best))[1]) == said
+    found = answer_of(make_config(precision="fp8", torch_compile_backend="inductor"))
+    assert "result.prepare_model(model), whose linear layers multiply in fp8" in in_code(found)
 
 
 @pytest.mark.parametrize("checkpoints", [True, False])

@@ -390,6 +390,9 @@ def test_two_processes_do_the_step_of_one(answer, run, tmp_path, target, shardin
     assert json.loads(printed)["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+FP8 = {"precision": "fp8", "torch_compile_backend": "inductor"}
+
+
 @pytest.mark.parametrize("target", SCRIPTS)
 @pytest.mark.parametrize(
     "answer",
@@ -399,9 +402,9 @@ def test_two_processes_do_the_step_of_one(answer, run, tmp_path, target, shardin
         {"parallelism": {"world_size": 2}, "torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune"},
         {"name": 'weird"name\\', "optim": "adamw_bnb_8bit"},
         {"hardware": CPU, "train_sampling_strategy": "group_by_length", "dataloader_num_workers": 2},
-        {"parallelism": {"world_size": 2}, "train_sampling_strategy": "batch_rebalance"},
+        {"parallelism": {"world_size": 2}, "train_sampling_strategy": "batch_rebalance"}, FP8,
     ],
-    ids=["plain", "qlora", "run", "bitfit", "lora", "chunked loss", "p-tuning", "ddp", "names", "cpu", "balanced"],
+    ids=["plain", "qlora", "run", "bitfit", "lora", "chunks", "p-tuning", "ddp", "names", "cpu", "balanced", "fp8"],
 )  # fmt: skip
 def test_scripts_are_python_that_needs_no_autotune(target, answer):
     source = drafted(target, **answer).text
@@ -410,6 +413,13 @@ def test_scripts_are_python_that_needs_no_autotune(target, answer):
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not [name for name in imported if name.startswith("autotune")]
     assert max(map(len, source.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("target", SCRIPTS)
+def test_scripts_have_linear_layers_multiply_in_fp8_and_autocast_to_bf16(target):
+    text = drafted(target, **FP8).text
+    assert "    convert_model_to_fp8_ao(model, Float8LinearConfig(pad_inner_dim=True))" in text
+    assert ('mixed_precision="bf16"' if target == "accelerate-loop" else '"bf16": True') in text
 
 
 def test_a_script_of_trl_trains_an_adapter_on_packed_weights_in_fp32_as_trials_do():

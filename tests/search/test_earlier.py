@@ -317,7 +317,7 @@ def profile_of(precision: str, checkpointing: str):
     return make_profile(
         make_family(autocast="bfloat16" if precision == "bf16" else None, checkpointing=checkpointing),
         parameters=(make_group(10_000, 10_000),),
-        work=(make_work((10 if checkpointing == "none" else 20) * MB, half=precision == "bf16"),),
+        work=(make_work((10 if checkpointing == "none" else 20) * MB, width=2 if precision == "bf16" else 4),),
     )
 
 

@@ -658,7 +658,7 @@ def test_what_flags_alone_say_of_a_scripts_leader_is_measured_with_it(search):
 
     def profile_of(kernel: str, precision: str):
         autocast = "bfloat16" if precision == "bf16" else None
-        work = make_work((10 if kernel == "eager" else 80) * MB, half=precision == "bf16")
+        work = make_work((10 if kernel == "eager" else 80) * MB, width=2 if precision == "bf16" else 4)
         return make_profile(make_family(autocast=autocast, attn_implementation=kernel), work=(work,))
 
     model = make_model([profile_of(*kind) for kind in itertools.product(("sdpa", "eager"), ("fp32", "bf16"))])

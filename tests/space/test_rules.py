@@ -56,6 +56,8 @@ PACKS = make_facts(packs=True)
 
 CHUNKED, UNNAMED = make_facts(chunks_loss=True, liger=True), make_facts(linear_modules=("in_x",))
 INDUCTOR, FLASH = {"torch_compile_backend": "inductor"}, {"attn_implementation": "flash_attention_2"}
+FP8, HOPPER = {**INDUCTOR, "precision": "fp8"}, GPU.model_copy(update={"capability": (9, 0)})
+AO_GPU = with_package(HOPPER, "torchao")
 FLEX = {"facts": make_facts(attn_implementations=("flex_attention",)), "attn_implementation": "flex_attention"}
 IA3 = {"adapter": {"kind": "ia3"}, "quantization": "nf4"}
 GROUPED = {"train_sampling_strategy": "group_by_length"}
@@ -112,6 +114,12 @@ ILLEGAL = [
     (why(model_type="t5", precision="fp16"), "t5 overflows in fp16"),
     (why(model_type="t5", **INDUCTOR, checkpointing="full"), "inductor with checkpointing on CUDA breaks the sdpa"),
     (why(OLD_GPU, precision="bf16"), "a GPU has no bf16"),
+    (why(GPU, **FP8), "a GPU has no products in fp8 (compute capability 8.9 or newer)"),
+    (why(HOPPER, **FP8), "fp8 needs the package torchao"),
+    (why(AO_GPU, precision="fp8"), "fp8 pays only where inductor fuses its casts (--fix compile=inductor)"),
+    (why(AO_GPU, **FP8, adapter={"kind": "lora"}), "fp8 replaces linear layers of whole models"),
+    (why(AO_GPU, **FP8, workload=WITH_A_RECIPE), "fp8 replaces linear layers of whole models"),
+    (why(AO_GPU, **FP8, facts=NO_LINEAR), "llama has no linear layers that could multiply in fp8"),
     (why(model_type="resnet", precision="pure_bf16"), "resnet in transformers does not cast images"),
     (why(OLD_GPU, tf32=True), "a GPU has no tf32"),
     (why(CPU, tf32=True), "a CPU has no tf32"),
@@ -194,7 +202,7 @@ LEGAL = [
     why(CPU, **AUTOTUNED | {"micro_batch": 8}),
     why(with_package(GPU, "flash-attn-3"), facts=FLASH_3, attn_implementation="flash_attention_3", precision="bf16"),
     why(checkpointing="offload"), why(LIGER_GPU, facts=LIGER, use_liger_kernel=True), why(OLD_GPU, precision="fp16"),
-    why(model_type="t5", precision="bf16"), why(**FLASH, precision="fp16"),
+    why(model_type="t5", precision="bf16"), why(**FLASH, precision="fp16"), why(AO_GPU, **FP8),
     why(facts=make_facts(attn_implementations=()), attn_implementation=None), why(optim="paged_adamw_8bit"),
     *(why(**IA3, precision=precision) for precision in ("bf16", "pure_bf16")),
     why(optim="rmsprop_bnb", precision="bf16"), why(optim="rmsprop_bnb", precision="pure_bf16", adapter={}),
