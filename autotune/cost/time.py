@@ -235,11 +235,8 @@ def optimizer_seconds(profile: Profile, rates: Rates, optim: str) -> float:
 
 
 def dense_peak(rates: Rates, precision: Precision, *, tf32: bool) -> float | None:
-    """Return the data sheet's peak that the model FLOP utilisation of a precision is a share of, if it has one.
-
-    That of fp8, in which attention and head don't compute, is a share of bf16's.
-    """
-    names: dict[Precision, Arithmetic] = {Precision.FP32: "tf32" if tf32 else "fp32", Precision.FP16: "fp16"}
+    """Return the data sheet's peak that the model FLOP utilisation of a precision is a share of, if it has one."""
+    names: dict[str, Arithmetic] = {"fp32": "tf32" if tf32 else "fp32", "fp16": "fp16", "fp8": "fp8"}
     return rates.peak_flops.get(names.get(precision, "bf16"))
 
 
