@@ -70,9 +70,8 @@ def sheet_rates(gpu: Gpu) -> Rates:
         A model's shapes are not the best ones, hence less: 74 % (A100) and 76 % (V100) in
         https://github.com/mli/transformers-benchmarks. tf32 and fp16 are taken to be like bf16, and so is fp32.
         """
-        # In fp8 products reach less of it: Llama 3 8B is trained 1.25 times as fast as in bf16 by 8 H100 or B200, and 1.15
-        # times by MI300X, where products at these shares, and the casts, predict 1.26 and 1.16 (torchao's
-        # docs/source/workflows/training.md, tensorwise scales).
+        # In fp8 products reach less of it: 8 H100 or B200 train Llama 3 8B 1.25 times as fast as in bf16, MI300X 1.15
+        # times (torchao's docs/source/workflows/training.md); these shares, and the casts, make it 1.26 and 1.16.
         if arithmetic == "fp8":
             return share("bf16") * (0.69 if capability is None else 0.86)
         if gpu.name == "t4":  # held to 70 W: https://forums.developer.nvidia.com/t/about-gpu-peak-performance/264462
