@@ -16,6 +16,9 @@ from autotune.values.model import FLASH_PACKAGES, ModelFacts, Task
 from autotune.values.techniques import CHECKPOINTING, OPTIMIZERS, Adapter, PrefixAdapter
 from autotune.values.workload import Workload
 
+# Types whose layers are transformers' Conv1D in place of linear ones.
+_CONV1D = ("gpt2", "imagegpt", "openai-gpt")
+
 # Triton compiles kernel launchers in C: https://github.com/triton-lang/triton/blob/main/python/triton/runtime/build.py
 _NEEDS_CC = "needs a C compiler on CUDA, with which Triton builds launchers of its kernels (gcc, clang or $CC)"
 
@@ -64,7 +67,7 @@ def _precision(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
             yield "fp8 pays only where inductor fuses its casts (--fix compile=inductor)"
         if config.adapter is not None or workload.own_code is not None or workload.recipe is not None:
             yield "fp8 replaces linear layers of whole models: not beside adapters, in your code or in TRL's trainers"
-        if not facts.linear_modules:
+        if not facts.linear_modules or workload.model.model_type in _CONV1D:
             yield f"{workload.model.model_type} has no linear layers that could multiply in fp8"
 
 
@@ -81,8 +84,7 @@ def _tf32(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: 
 
 
 def _attention(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
-    kernel = config.attn_implementation
-    if kernel is None:
+    if (kernel := config.attn_implementation) is None:
         return
     if kernel not in facts.attn_implementations:
         yield f"{workload.model.model_type} offers no {kernel} attention"
@@ -143,10 +145,8 @@ def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
             yield "activation_memory_budget is of models that inductor compiles, without checkpointing"
         if workload.recipe is not None:
             yield "activation_memory_budget: TRL's trainers are not measured with it"
-    if config.torch_compile_backend is None:
-        if config.torch_compile_mode:
-            yield "a mode of torch.compile needs a backend"
-        return
+    if config.torch_compile_backend is None and config.torch_compile_mode:
+        yield "a mode of torch.compile needs a backend"
     if config.torch_compile_mode is not None and config.torch_compile_backend != "inductor":
         yield f"modes of torch.compile are inductor's; {config.torch_compile_backend} has none"
     if config.torch_compile_backend == "inductor":
@@ -222,7 +222,7 @@ def _adapter(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
         yield f"{model_type} has no linear layers for {found.kind}"
     if found.kind == "ia3" and not _any_named(linear, IA3_MODULES):
         yield f"no layer of {model_type} is known to ia3 as keys, values or feed-forward"
-    if found.kind in ("loha", "lokr") and model_type in ("gpt2", "imagegpt", "openai-gpt"):  # transformers' Conv1D
+    if found.kind in ("loha", "lokr") and model_type in _CONV1D:
         yield f"peft's {found.kind} doesn't know the layers of {model_type}; its lora does"
     targets = getattr(found, "target_modules", None)
     if targets == "attention" and not _any_named(linear, ATTENTION_MODULES):

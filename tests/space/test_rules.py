@@ -120,6 +120,7 @@ ILLEGAL = [
     (why(AO_GPU, **FP8, adapter={"kind": "lora"}), "fp8 replaces linear layers of whole models"),
     (why(AO_GPU, **FP8, workload=WITH_A_RECIPE), "fp8 replaces linear layers of whole models"),
     (why(AO_GPU, **FP8, facts=NO_LINEAR), "llama has no linear layers that could multiply in fp8"),
+    (why(AO_GPU, **FP8, model_type="gpt2"), "gpt2 has no linear layers that could multiply in fp8"),
     (why(model_type="resnet", precision="pure_bf16"), "resnet in transformers does not cast images"),
     (why(OLD_GPU, tf32=True), "a GPU has no tf32"),
     (why(CPU, tf32=True), "a CPU has no tf32"),
