@@ -115,8 +115,8 @@ class Turns:
             return False
         # The 95 % interval of each is to be twice as wide as asked for at most.
         pairs = itertools.combinations(zip(*counted, strict=True), 2)
-        ratios = (paired_ratio([list(zip(*pair, strict=True))], spread=0.0) for pair in pairs)
-        return all(interval.high <= interval.low * (1 + limits.relative_interval) ** 2 for _, interval in ratios)
+        spans = (paired_ratio([list(zip(*pair, strict=True))], spread=0.0).interval for pair in pairs)
+        return all(interval.high <= interval.low * (1 + limits.relative_interval) ** 2 for interval in spans)
 
     def _hold(self) -> None:
         if math.isfinite(self._limit_s):

@@ -72,7 +72,7 @@ def compare_environments(
         config=config,
         samples_per_second=(rates[0], rates[1]),
         peak_bytes=(peaks[0], peaks[1]),
-        **ratio_of_means(times[0], times[1])._asdict(),
+        **dict(ratio_of_means(times[0], times[1])),
         more_s={},
     )
     changed = differing_versions(theirs, installed_versions())

@@ -20,6 +20,7 @@ from autotune.values.estimate import MemoryBreakdown
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Change, Objective, Problem
+from autotune.values.statistics import Speedup
 from autotune.values.time_spent import Spent, ends_s
 from autotune.values.trial import (
     Alive,
@@ -35,18 +36,6 @@ from autotune.values.trial import (
 from autotune.values.workload import Workload
 
 SCHEMA_VERSION: Literal[1] = 1
-
-
-class Speedup(Value):
-    """Throughput of a configuration over the baseline's, both measured again in turn."""
-
-    ratio: float
-    interval: Interval
-
-    @property
-    def bound(self) -> float | None:
-        """The factor by which it is faster at most; None: the interval is too wide to tell, and ends above 1.1."""
-        return self.interval.high if self.interval.is_narrow or self.interval.high <= 1.1 else None
 
 
 class StepTime(Value):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from autotune.value import Value
 from autotune.values.trial import Interval
 
 # Two-sided 95 % quantiles of Student's t by degrees of freedom (any table, e.g. NIST/SEMATECH e-Handbook 1.3.6.7.2).
@@ -68,18 +69,23 @@ def rate_interval(step_times_s: Sequence[float], samples_per_step: int) -> Inter
     return Interval(low=low, high=samples_per_step / (mean - half) if half < mean else math.inf)
 
 
-class Comparison(NamedTuple):
-    """A ratio and its 95 % interval."""
+class Speedup(Value):
+    """Throughput of a configuration over another's, mostly the baseline's, both measured again in turn."""
 
     ratio: float
     interval: Interval
+
+    @property
+    def bound(self) -> float | None:
+        """The factor by which it is faster at most; None: the interval is too wide to tell, and ends above 1.1."""
+        return self.interval.high if self.interval.is_narrow or self.interval.high <= 1.1 else None
 
 
 def ratio_of_means(
     numerator: Sequence[Sequence[float]],
     denominator: Sequence[Sequence[float]],
     others: Sequence[Sequence[Sequence[float]]] = (),
-) -> Comparison:
+) -> Speedup:
     """Return the ratio of two mean times and its 95 % interval, from step times, a sequence per trial and round.
 
     Deviations that all trials of a round share, as when the machine became slower, don't widen the interval. `others`
@@ -88,7 +94,7 @@ def ratio_of_means(
     above, below = list(chain.from_iterable(numerator)), list(chain.from_iterable(denominator))
     if min(len(above), len(below)) < 2:
         ratio = statistics.fmean(above) / statistics.fmean(below)
-        return Comparison(ratio, Interval(low=0.0, high=math.inf))
+        return Speedup(ratio=ratio, interval=Interval(low=0.0, high=math.inf))
     # Student's interval of the log ratio, with one variance of the steps pooled over both sides.
     degrees = len(above) + len(below) - 2
     pooled = sum((len(side) - 1) * _log_variance(side) for side in (above, below)) / degrees
@@ -97,10 +103,10 @@ def ratio_of_means(
     ours, theirs = _log_means(numerator), _log_means(denominator)
     ratio = math.exp(statistics.fmean(ours) - statistics.fmean(theirs))
     half = max(steps_half, t95(spread.degrees) * spread.deviation * math.sqrt(1 / len(ours) + 1 / len(theirs)))
-    return Comparison(ratio, Interval(low=ratio * math.exp(-half), high=ratio * math.exp(half)))
+    return Speedup(ratio=ratio, interval=Interval(low=ratio * math.exp(-half), high=ratio * math.exp(half)))
 
 
-def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]], *, spread: float = PROCESS_SPREAD) -> Comparison:
+def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]], *, spread: float = PROCESS_SPREAD) -> Speedup:
     """Return the ratio of two times that were measured in turn, in pairs per pair of processes, and its 95 % interval.
 
     The estimate is the median of the means of all two logarithms (Hodges and Lehmann 1963), the interval is from the
@@ -114,13 +120,13 @@ def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]], *, spread: float
     one, other = np.triu_indices(len(flat))
     averages = np.sort((flat[one] + flat[other]) / 2)  # thousands of turns have millions
     if not len(averages):
-        return Comparison(math.nan, Interval(low=0.0, high=math.inf))
+        return Speedup(ratio=math.nan, interval=Interval(low=0.0, high=math.inf))
     middle = float(np.median(averages))
     count = len(flat)
     # The number of Walsh averages below the interval, by the normal approximation of the signed-rank distribution.
     outside = round(count * (count + 1) / 4 - 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24))
     if count < 6 or outside < 1:  # of fewer the signed-rank test has no 95 % interval
-        return Comparison(math.exp(middle), Interval(low=0.0, high=math.inf))
+        return Speedup(ratio=math.exp(middle), interval=Interval(low=0.0, high=math.inf))
     of_processes = [statistics.median(run) for run in logs]
     squares = sum((log - statistics.fmean(of_processes)) ** 2 for log in of_processes)
     degrees = PROCESS_PAIRS - 1 + len(logs) - 1
@@ -128,17 +134,17 @@ def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]], *, spread: float
     kept_for_life = t95(degrees) * deviation / math.sqrt(len(logs))
     below, above = middle - float(averages[outside - 1]), float(averages[-outside]) - middle
     low, high = middle - math.hypot(below, kept_for_life), middle + math.hypot(above, kept_for_life)
-    return Comparison(math.exp(middle), Interval(low=math.exp(low), high=math.exp(high)))
+    return Speedup(ratio=math.exp(middle), interval=Interval(low=math.exp(low), high=math.exp(high)))
 
 
-def quotient(one: Comparison, other: Comparison) -> Comparison:
+def quotient(one: Speedup, other: Speedup) -> Speedup:
     """Return the quotient of two ratios to the same reference that were measured apart, and its 95 % interval."""
     ratio = one.ratio / other.ratio
     if not all(c.interval.low > 0 and c.interval.high < math.inf for c in (one, other)):
-        return Comparison(ratio, Interval(low=0.0, high=math.inf))
+        return Speedup(ratio=ratio, interval=Interval(low=0.0, high=math.inf))
     below = math.hypot(math.log(one.ratio / one.interval.low), math.log(other.interval.high / other.ratio))
     above = math.hypot(math.log(one.interval.high / one.ratio), math.log(other.ratio / other.interval.low))
-    return Comparison(ratio, Interval(low=ratio * math.exp(-below), high=ratio * math.exp(above)))
+    return Speedup(ratio=ratio, interval=Interval(low=ratio * math.exp(-below), high=ratio * math.exp(above)))
 
 
 class Spread(NamedTuple):

@@ -89,7 +89,7 @@ class _Evidence:
         for purpose in (Purpose.EXPLAIN, Purpose.FINAL):
             if (reading := self._compare(best, config, purpose)) is not None:
                 if purpose is Purpose.FINAL and (lead := self._finals.speedup(best, config)) is not None:
-                    reading |= lead._asdict()  # its turns are compared in pairs
+                    reading |= dict(lead)  # its turns are compared in pairs
                 return found("in turn", **reading)
         for trial in self._trials:
             # Of the trials that timed out, only those of `autotune explain` count, which had all the time.
@@ -128,7 +128,7 @@ class _Evidence:
             times[config] = [[t / samples + start_s for t in m.step_times_s] for _, m in trials]
         # Trials of the search ran in no rounds: each was chosen and measured by itself.
         spread = [t for c, t in times.items() if c not in (ours, without)] if purpose is not None else []
-        ratio, interval = ratio_of_means(times[without], times[ours], spread)
         rate = 1 / statistics.fmean(t for trial in times[without] for t in trial)
         labels = tuple(_label(trial) for trial, _ in (*measured[ours], *measured[without]))
-        return {"ratio": ratio, "interval": interval, "trials": labels, "samples_per_second": rate}
+        lead = ratio_of_means(times[without], times[ours], spread)
+        return {**dict(lead), "trials": labels, "samples_per_second": rate}

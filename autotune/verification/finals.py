@@ -16,8 +16,8 @@ from autotune.values.config import Precision, TrainConfig
 from autotune.values.statistics import (
     DRIFT,
     PARTS,
-    Comparison,
     Single,
+    Speedup,
     expected_rates,
     next_run_interval,
     paired_ratio,
@@ -292,7 +292,7 @@ class Finals:
             }
         )
 
-    def speedup(self, config: TrainConfig, reference: TrainConfig) -> Comparison | None:
+    def speedup(self, config: TrainConfig, reference: TrainConfig) -> Speedup | None:
         """Return the throughput of `config` over that of `reference` by their final trials; None if one has none."""
         ours, theirs = self._sample_times(config), self._sample_times(reference)
         if not ours or not theirs:
@@ -307,7 +307,8 @@ class Finals:
         # Others that computed beside one side more than beside the other may be all that they differ by.
         kept, theirs_kept = (1 - min(0.99, _share_of_others(self.trials(c))) for c in (config, reference))
         low, high = min(1.0, theirs_kept / kept), max(1.0, theirs_kept / kept)
-        return Comparison(found.ratio, Interval(low=low * found.interval.low, high=high * found.interval.high))
+        wider = Interval(low=low * found.interval.low, high=high * found.interval.high)
+        return found.model_copy(update={"interval": wider})
 
     def corrections(self) -> dict[TrainConfig, float]:
         """Return by which factor the rate of each configuration that was measured once compares with finals."""
@@ -331,7 +332,7 @@ class Finals:
         expected = zip(singles.items(), expected_rates(list(singles.values())), strict=True)
         return {c: math.exp(rate - single.rate) for (c, single), rate in expected if single.again is None}
 
-    def _in_turn(self, config: TrainConfig, reference: TrainConfig) -> Comparison | None:
+    def _in_turn(self, config: TrainConfig, reference: TrainConfig) -> Speedup | None:
         """Return the speed-up by trials that ran in turn, round by round; None if there are none."""
         ours, theirs = self._turns(config), self._turns(reference)
         pairs = [list(zip(theirs[numbers], ours[numbers], strict=False)) for numbers in theirs.keys() & ours.keys()]

@@ -21,14 +21,13 @@ from autotune.values.result import (
     Compilation,
     Contender,
     ResultData,
-    Speedup,
     StepTime,
     TrialRow,
     Verdict,
     rows_of,
     shown_rate,
 )
-from autotune.values.statistics import drift
+from autotune.values.statistics import Speedup, drift
 from autotune.values.time_spent import spent_on
 from autotune.values.trial import Measurement, Purpose, StepParts, TrialResult, TrialStatus
 from autotune.verification.checks import largest_default
@@ -149,8 +148,7 @@ def _challenger(finals: Finals) -> Speedup | None:
 
 
 def _speedup(finals: Finals, config: TrainConfig) -> Speedup | None:
-    found = finals.speedup(config, finals.plan.baseline) if config != finals.plan.baseline else None
-    return None if found is None else Speedup(ratio=found.ratio, interval=found.interval)
+    return finals.speedup(config, finals.plan.baseline) if config != finals.plan.baseline else None
 
 
 def _doubt(finals: Finals, config: TrainConfig) -> str | None:
