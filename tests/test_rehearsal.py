@@ -13,7 +13,7 @@ from running import printed, python
 
 from autotune import rehearsal, rehearse
 from autotune.errors import InputError, MachineError
-from autotune.output.rehearsal_table import cards_table, rehearsal_table
+from autotune.output.estimate_table import cards_table, rehearsal_table
 from autotune.output.terminal import Console
 from autotune.rehearsal import rehearse_on_all
 from autotune.space.knobs import changes

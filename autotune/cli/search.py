@@ -123,7 +123,7 @@ def _leave_out(context: typer.Context, allowed: set[str], why: str) -> None:
 
 
 def _rehearse(gpu: str, command: list[str], devices: str | None, *, quiet: bool, as_json: bool) -> None:
-    from autotune.output.rehearsal_table import cards_table, rehearsal_table
+    from autotune.output.estimate_table import cards_table, rehearsal_table
     from autotune.rehearsal import rehearse, rehearse_on_all
 
     with console.stderr(quiet=quiet or not sys.stderr.isatty()).status("running it on the stand-in"):
