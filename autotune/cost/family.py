@@ -110,25 +110,20 @@ def family_of(config: TrainConfig, hardware: Hardware, workload: Workload | None
     is_traced = is_plain and not hardware.is_cpu and config.activation_memory_budget is None
     if code is not None and code.weights in get_args(Half):
         dtype = cast(Half, code.weights)
+    same = {name: getattr(config, name) for name in Family.model_fields.keys() & TrainConfig.model_fields.keys()}
+    if code is not None:  # which may have put an adapter on its model, and packed its weights
+        same |= {"adapter": config.adapter or code.adapter, "quantization": config.quantization or code.quantization}
     return Family(
+        **same,
         device="cpu" if hardware.is_cpu else "cuda",
         dtype=dtype,
         autocast=half,
         float8=config.precision is Precision.FP8,
-        checkpointing=config.checkpointing,
-        attn_implementation=config.attn_implementation,
-        experts_implementation=config.experts_implementation,
-        experts_per_token=config.experts_per_token,
-        expert_capacity=config.expert_capacity,
-        chunked_loss=config.chunked_loss,
         liger=config.use_liger_kernel,
-        adapter=config.adapter or (code and code.adapter),
-        quantization=config.quantization or (code and code.quantization),
         tensor_parallel=spread.tensor_parallel,
         sequence_parallel=spread.sequence_parallel,
         context_parallel=spread.context_parallel,
         generation=generation_of(hardware.capability),
-        precompute_ref_log_probs=config.precompute_ref_log_probs,
         compiled=is_traced and config.torch_compile_backend == "inductor",
         clones_outputs=is_ddp and bool(looks),
     )
