@@ -161,15 +161,10 @@ def _accelerate(result: ResultData) -> dict[str, Any]:
     config, arguments = result.best.config, result.arguments.training_arguments
     spread = config.parallelism
     document: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE",
-        "debug": False,
         "distributed_type": "MULTI_GPU" if spread.world_size > 1 else "NO",
-        "machine_rank": 0,
-        "main_training_function": "main",
         "mixed_precision": config.mixed_precision,
         "num_machines": result.hardware.nodes_of(spread.world_size)[0],
         "num_processes": spread.world_size,
-        "rdzv_backend": "static",
         "same_network": True,
         "use_cpu": result.hardware.is_cpu and spread.sharding not in ZERO_STAGES,
     }
