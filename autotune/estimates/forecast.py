@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from autotune.cost.family import Family, family_of, shape_of
 from autotune.cost.model import CostModel
@@ -36,7 +36,7 @@ from autotune.space.knobs import MICRO_BATCH, allowance_of
 from autotune.space.space import micro_batches
 from autotune.storage.home import read_observations, read_trace, write_trace
 from autotune.training.build import describe
-from autotune.value import Value, read_value, write_value
+from autotune.value import Value, found_value, read_value, write_value
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.estimate import CostEstimate
 from autotune.values.model import ModelFacts
@@ -156,11 +156,8 @@ def run_trace(directory: Path) -> None:
 
 def traces_left(directory: Path, failure: str) -> Traces:
     """Return the profiles that an ended child had traced, and `failure`."""
-    profiles = []
-    for path in sorted(directory.glob("profile-*.json")):
-        with contextlib.suppress(OSError, ValidationError):
-            profiles.append(read_value(Profile, path))
-    return Traces(profiles=tuple(profiles), failures=(failure,))
+    found = (found_value(Profile, path) for path in sorted(directory.glob("profile-*.json")))
+    return Traces(profiles=tuple(filter(None, found)), failures=(failure,))
 
 
 def _traces_of_own(code: OwnCode, request: TraceRequest, directory: Path) -> Traces:

@@ -79,9 +79,6 @@ class PeakRecorder(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._guard.begin_anew(Memory())
 
     def parts(self) -> PeakParts:
-        return PeakParts(phases=dict(self._peaks), alive=self._alive())
-
-    def _alive(self) -> tuple[Alive, ...]:
         trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
         _, end = _replayed(trace)
         there, _ = _replayed(trace[:end])
@@ -93,10 +90,11 @@ class PeakRecorder(TrainerCallback):  # type: ignore[misc]  # transformers is un
             key = kind, module
             sizes[key] += size
             counts[key] += 1
-        return tuple(
+        alive = (
             Alive(kind=kind, module=module, operator="", tensors=counts[kind, module], allocated_bytes=size, knob=None)
             for (kind, module), size in sizes.most_common()
         )
+        return PeakParts(phases=dict(self._peaks), alive=tuple(alive))
 
 
 def _replayed(trace: list[dict[str, Any]]) -> tuple[dict[int, tuple[int, str]], int]:

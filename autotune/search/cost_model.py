@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from pydantic import ValidationError
 
 from autotune.cost.family import Family, family_of
 from autotune.cost.model import CostModel, kind_of
@@ -29,7 +28,7 @@ from autotune.search.candidates import Candidates, ProgramTracer
 from autotune.space.knobs import changes, shown_changes
 from autotune.storage.home import add_observations, add_timings, rates_of, read_observations, read_trace
 from autotune.units import show_memory
-from autotune.value import found_value, read_value, write_value
+from autotune.value import found_value, write_value
 from autotune.values.catalogue import gpu_of
 from autotune.values.conditions import QUIET_SHARE
 from autotune.values.config import TrainConfig
@@ -212,10 +211,8 @@ def measured_model(plan: SearchPlan, model: CostModel, runner: LocalRunner, *, l
     )
     watch = HostWatch()
     watch.begin()
-    try:
-        path = runner.ask("timings", MEASURING, request, timeout_s=min(_GRACE_S, max(1.0, left_s / 4))) / "answer.json"
-        found = read_value(Timings, path)
-    except (OSError, ValidationError):
+    path = runner.ask("timings", MEASURING, request, timeout_s=min(_GRACE_S, max(1.0, left_s / 4))) / "answer.json"
+    if (found := found_value(Timings, path)) is None:
         return model
     if (watch.conditions().others_share or 0.0) <= QUIET_SHARE:
         add_timings(plan.hardware, found)

@@ -257,8 +257,10 @@ class Tuner:
             while goes_on and self._pool.free() and not self._sampler.is_done(self.study) and self._pace.may_go_on():
                 self._ask(Purpose.SEARCH)
             if not self._running:
-                flags_alone = self._untried_flags()
-                if not goes_on or flags_alone is None:
+                # The leader as flags alone say it runs as well, for the finals, if there is time.
+                leaders = [c for r in self._state.history.ranking() if (c := r.request.config) != self._plan.baseline]
+                flags_alone = self._finals.flags_alone(leaders) if self._pace.may_go_on() else None
+                if not goes_on or flags_alone is None or self._state.history.known(flags_alone) is not None:
                     break
                 self.study.enqueue_trial(self._sampler.space.choices_of(flags_alone))
                 self._ask(Purpose.SEARCH)
@@ -276,13 +278,6 @@ class Tuner:
             self._untried = f"{ended} {self._sampler.left_out()}"
         if self._untried is not None:
             self._observer(Note(text=self._untried))
-
-    def _untried_flags(self) -> TrainConfig | None:
-        """Return the leader as flags alone say it, for the finals, if it is untried and there is time for it."""
-        history, baseline = self._state.history, self._plan.baseline
-        leaders = [config for r in history.ranking() if (config := r.request.config) != baseline]
-        found = self._finals.flags_alone(leaders) if self._pace.may_go_on() else None
-        return None if found is None or history.known(found) is not None else found
 
     def _ask(self, purpose: Purpose) -> None:
         """Begin the trial that the study proposes; a baseline that is too large runs out of memory without one."""

@@ -24,7 +24,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 from autotune.errors import InfrastructureError, MachineError
@@ -102,7 +101,12 @@ def build(folder: Path) -> None:
         if missing:  # it would end a program in its midst
             raise InfrastructureError(f"the stand-in's {runtime.name} lacks {', '.join(missing)}")
         versions = [f"-D{name}_VERSION={number}" for name, number in _library_versions(site).items()]
-        for soname, name in sorted(_sonames(site.glob("torch/lib/*.so")).items()):
+        # The libraries of CUDA that torch needs, such as libcublas.so.13, with their names, such as cublas.
+        said = "".join(_output("readelf", "-d", library) for library in site.glob("torch/lib/*.so"))
+        needed = {
+            soname: name for soname, name in _NEEDED.findall(said) if name in _PREFIXES
+        }  # libcublas.so.13: cublas
+        for soname, name in sorted(needed.items()):
             wanted = {symbol: of for symbol, of in taken if _belongs(symbol, of, soname, name)}
             _stubs(soname, name, wanted, versions, work, driver)
 
@@ -174,12 +178,6 @@ def _library_versions(site: Path) -> dict[str, int]:
         major, minor, patch = map(int, parts)
         found[name.upper()] = (1000 if name == "cudnn" and major < 9 else 10000) * major + 100 * minor + patch
     return found
-
-
-def _sonames(libraries: Iterable[Path]) -> dict[str, str]:
-    """Return the libraries of CUDA that `libraries` need, such as libcublas.so.13, and their names, such as cublas."""
-    said = "".join(_output("readelf", "-d", library) for library in libraries)
-    return {soname: name for soname, name in _NEEDED.findall(said) if name in _PREFIXES}
 
 
 def _belongs(symbol: str, version: str, soname: str, name: str) -> bool:

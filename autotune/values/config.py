@@ -116,10 +116,6 @@ def _of_precision(change: Difference) -> AllowanceName:
     return "method" if "pure_bf16" in (change.before, change.after) and not change.is_adapted else "numerics"
 
 
-def _of_buffers(change: Difference) -> AllowanceName:
-    return "numerics" if change.facts.batch_coupled else "exact"  # each rank keeps its own means of batch norm
-
-
 def _of_sharding(change: Difference) -> AllowanceName:
     # Sharding changes no number in fp32. With 16-bit arithmetic each library rounds in other places: DDP reduces
     # gradients in fp32 and casts operator by operator; accelerate has FSDP reduce in 16 bits and cast whole units
@@ -376,7 +372,9 @@ _KNOBS = {
     "parallelism.wrapping": Knob("exact", "fsdp-wrapping"),
     "parallelism.ddp_bucket_cap_mb": Knob("exact", "ddp-bucket-cap-mb"),
     "parallelism.ddp_find_unused_parameters": Knob("exact", "ddp-find-unused"),
-    "parallelism.ddp_broadcast_buffers": Knob(_of_buffers, "ddp-broadcast-buffers"),
+    "parallelism.ddp_broadcast_buffers": Knob(  # each rank keeps its own means of batch norm
+        lambda change: "numerics" if change.facts.batch_coupled else "exact", "ddp-broadcast-buffers",
+    ),
 }  # fmt: skip
 
 _FIELDS = {name: field for name, field in TrainConfig.model_fields.items() if name not in ("parallelism", "own")}
