@@ -22,7 +22,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from multiprocessing import Pipe
+from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from traceback import walk_tb
@@ -187,21 +187,18 @@ def _preload(device: str) -> bool:
 
 
 def _survives_fork(device: str) -> bool:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            import torch
+    def use() -> None:
+        import torch
 
-            torch.ones(1, device=device)
-            cuda_used_bytes(device)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    deadline = time.monotonic() + 120.0
-    while not jobs.has_ended(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return jobs.end_below([pid], limit_s=jobs.END_LIMIT_S).get(pid) == 0
+        torch.ones(1, device=device)
+        cuda_used_bytes(device)
+
+    child = get_context("fork").Process(target=use)
+    child.start()
+    child.join(120.0)
+    child.kill()
+    child.join(jobs.END_LIMIT_S)
+    return child.exitcode == 0
 
 
 def run_trial(directory: Path) -> None:
