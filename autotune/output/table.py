@@ -125,10 +125,6 @@ def remarks(result: ResultData) -> tuple[list[str], list[str]]:
     lines += _allowance_lines(result)
     notes = [note for note in (result.outshone, result.untried) if note is not None]
     notes += [*result.proof_notes, *result.disturbances]
-    if (lead := result.speedup) is not None:
-        of_means = result.best.rate(result.objective) / result.baseline.rate(result.objective)
-        if not lead.interval.low <= of_means <= lead.interval.high:
-            notes.append("x baseline is of turns beside each other, samples/s of all turns, disturbed ones included")
     if (padding := padding_share(result.workload, result.baseline.config)) >= 0.05:
         notes.append(f"about {padding:.0%} of what the baseline runs is padding")
     return lines, notes

@@ -67,14 +67,6 @@ def test_padding_of_the_baseline_is_told():
     assert "padding" not in "\n".join(shown(answer(SEARCHED)))
 
 
-def test_a_ratio_that_is_not_that_of_the_rates_beside_it_is_explained():
-    result = answer(SEARCHED, SEARCHED * 2)
-    note = "note: x baseline is of turns beside each other, samples/s of all turns, disturbed ones included"
-    assert note not in shown(result)
-    by_turns = result.speedup.model_copy(update={"ratio": 1.2, "interval": Interval(low=1.1, high=1.3)})
-    assert note in shown(result.model_copy(update={"speedup": by_turns}))
-
-
 def test_the_first_line_is_the_verdict_in_words():
     result = answer(SEARCHED, SEARCHED * 2)
     first, second, *_ = shown(result)
