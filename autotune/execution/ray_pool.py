@@ -43,8 +43,8 @@ class _Place:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        self._ray, self._among, self.number = cluster.ray, {node.id: node for node in nodes}, number
-        count, label = cluster.fleet.nodes, {"ray.io/node-id": f"in({','.join(self._among)})"}
+        self._ray, self.among, self.number = cluster.ray, {node.id: node for node in nodes}, number
+        count, label = cluster.fleet.nodes, {"ray.io/node-id": f"in({','.join(self.among)})"}
         cpus, gpus = (min(demand) for demand in zip(*(node.demand for node in nodes), strict=True))
         bundle = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
         # Reserved by Ray as soon as all of it is free.
@@ -52,7 +52,7 @@ class _Place:
         made = self._ray.remote(max_restarts=0, max_task_retries=0, num_cpus=cpus, num_gpus=gpus)(Share)
         bundles = [PlacementGroupSchedulingStrategy(self._group, index) for index in range(count)]
         arguments = maker, nodes[0].hardware.device
-        self._actors = [
+        self.actors = [
             made.options(scheduling_strategy=own).remote(search, f"{number}-{index}", *arguments)
             for index, own in enumerate(bundles)
         ]
@@ -67,51 +67,38 @@ class _Place:
     def keep(self, files: Files) -> list[Any]:
         """Have its actors keep files of the search; return the calls, which return the nodes' ids."""
         kept = self._ray.put(files)
-        return [actor.keep.remote(kept) for actor in self._actors]
-
-    def is_among(self, nodes: list[Node]) -> bool:
-        return list(self._among.values()) == nodes
+        return [actor.keep.remote(kept) for actor in self.actors]
 
     def is_reserved(self, wait_s: float) -> bool:
         ready, rest = self._ray.wait(self._starting, num_returns=len(self._starting), timeout=wait_s)
         if not rest:
-            self.nodes = [self._among[node] for node in self._ray.get(ready)]
+            self.nodes = [self.among[node] for node in self._ray.get(ready)]
         return not rest
 
-    def measured_network(self, request: TrialRequest) -> float:
-        """Return the least bytes/s that one of its nodes attains to the others; raises what an actor raises."""
-        return float(min(self._ray.get(list(self._call("measure_network", request, "network")))))
-
-    def described(self, request: Inquiry) -> tuple[Description, Files]:
-        """Return the description of a workload, and files that all actors now keep of it; raises as above."""
-        found, files = self._ray.get(self._actors[0].describe.remote(request.model_dump_json()))
-        self._ray.get(self.keep(files))
-        return Description.model_validate_json(found), files
-
-    def _call(self, method: str, request: TrialRequest, name: str) -> dict[Any, int]:
+    def call(self, method: str, request: TrialRequest, name: str) -> dict[Any, int]:
         """Call a method of the actors of as many nodes as a trial needs; return the calls and their nodes' ranks."""
         needed, _ = self.nodes[0].hardware.nodes_of(request.config.parallelism.world_size)
         meeting, calls = None, {}
         if needed > 1:
-            port = self._ray.get(self._actors[0].free_port.remote())
+            port = self._ray.get(self.actors[0].free_port.remote())
             meeting = Rendezvous(address=self.nodes[0].address, port=port, nodes=needed)
-        for rank, actor in enumerate(self._actors[:needed]):
+        for rank, actor in enumerate(self.actors[:needed]):
             own = meeting and meeting.model_copy(update={"node_rank": rank})
-            text = request.model_copy(update={"rendezvous": own}).model_dump_json()
-            calls[getattr(actor, method).options(name=name).remote(text)] = rank
+            asked = request.model_copy(update={"rendezvous": own})
+            calls[getattr(actor, method).options(name=name).remote(asked)] = rank
         return calls
 
     def run(self, request: TrialRequest, name: str) -> tuple[TrialResult, Files]:
         """Run a trial on as many of the nodes as it needs; raises RayError: one is lost, _Unfit: one can't run it."""
         self.is_at_rest, deadline, files = False, math.inf, Files()
         results: dict[int, TrialResult] = {}  # of each node, in the order of their ends
-        calls = self._call("run", request, name)
+        calls = self.call("run", request, name)
         while calls and time.monotonic() < deadline:
             for call in self._ray.wait(list(calls), timeout=1.0)[0]:
                 rank, answer = calls.pop(call), self._ray.get(call)
                 if isinstance(answer, str):
                     raise _Unfit(self.nodes[rank].id, answer)
-                results[rank] = TrialResult.model_validate_json(answer[0])
+                results[rank] = answer[0]
                 files |= answer[1]
                 if results[rank].measurement is None:  # the others may wait for it
                     deadline = min(deadline, time.monotonic() + _GRACE_S)
@@ -125,7 +112,7 @@ class _Place:
         """End all that runs here, and give the devices back."""
         from ray.util.placement_group import remove_placement_group
 
-        for actor in self._actors:
+        for actor in self.actors:
             with contextlib.suppress(Exception):
                 self._ray.kill(actor)
         with contextlib.suppress(Exception):
@@ -189,15 +176,17 @@ class RayPool(Runner):
         InfrastructureError: they don't reach each other, or too few are left.
         """
         with self._before_trials() as place:
-            return place.measured_network(request) / 1e9
+            return float(min(self._ray.get(list(place.call("measure_network", request, "network"))))) / 1e9
 
     def describe(self, request: Inquiry) -> Description:
         """Return what a node finds out about the user's own code; raises as `LocalRunner.describe`."""
         with self._before_trials() as place:
-            found, files = place.described(request)
+            found, files = self._ray.get(place.actors[0].describe.remote(request))
+            self._ray.get(place.keep(files))
         (self._directory / DATA).mkdir(exist_ok=True)
         for name, content in files.items():
             write_bytes(content, self._directory / DATA / name)
+        assert isinstance(found, Description)
         return found
 
     @contextlib.contextmanager
@@ -264,7 +253,7 @@ class RayPool(Runner):
         while True:
             with self._lock:
                 nodes = self._present()
-                if new is not None and (self._idle or not new.is_among(nodes)):
+                if new is not None and (self._idle or list(new.among.values()) != nodes):
                     self._give_up(new)
                     new = None
                 if not (most := self._cluster.places(nodes)):

@@ -6,18 +6,25 @@ import shutil
 import socket
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 from autotune.errors import InfrastructureError, one_line
-from autotune.execution import network
+from autotune.execution import environment
 from autotune.execution.outcome import log_file, read_tail
 from autotune.execution.runner import LocalRunner, end_left_behind, trial_directory
+from autotune.value import read_value, write_text
 from autotune.values.hardware import detect
-from autotune.values.trial import DescribeRequest, TrialRequest
+from autotune.values.trial import Description, Inquiry, TrialRequest, TrialResult
 
 Files = dict[str, bytes]  # by name
 
 DATA = "data"  # directory in a run directory with the user's pickled code, and all else that trials share
+
+_NETWORK_FILE = "network.txt"  # bytes/s that a machine attains to the others, one way
+NETWORK_LIMIT_S = 120.0
+_BYTES = 32 << 20  # of a message, as of a bucket of gradients
+_LEAST_S, _LEAST_ROUNDS = 0.5, 3
 
 
 def scratch(search: str) -> Path:
@@ -67,9 +74,8 @@ class Share:
         with socket.create_server(("", 0)) as listener:
             return int(listener.getsockname()[1])
 
-    def run(self, text: str) -> tuple[str, Files] | str:
+    def run(self, request: TrialRequest) -> tuple[TrialResult, Files] | str:
         """Run a trial, or this node's ranks of one; return its result and files, or why the node can run none."""
-        request = TrialRequest.model_validate_json(text)
         try:
             result = self._started().run(request)
         except Exception as error:  # a trial's own error is a result
@@ -78,26 +84,51 @@ class Share:
         left = [path for path in directory.glob("*") if path.suffix in (".txt", ".json")]
         files = {path.name: path.read_bytes() for path in left if path.name not in ("request.json", "result.json")}
         shutil.rmtree(directory, ignore_errors=True)
-        return result.model_dump_json(), files
+        return result, files
 
-    def measure_network(self, text: str) -> float:
+    def measure_network(self, request: TrialRequest) -> float:
         """Return the bytes/s that this node attains to those that run the other ranks; InfrastructureError: none."""
-        request, runner = TrialRequest.model_validate_json(text), self._started()
-        entry, ranks, meeting = f"{network.__name__}:measure", request.ranks, request.rendezvous
-        directory = runner.ask("network", entry, request, timeout_s=network.LIMIT_S, ranks=ranks, rendezvous=meeting)
+        runner, entry, limit_s = self._started(), f"{__name__}:all_reduce", NETWORK_LIMIT_S
+        ranks, meeting = request.ranks, request.rendezvous
+        directory = runner.ask("network", entry, request, timeout_s=limit_s, ranks=ranks, rendezvous=meeting)
         try:
-            return float((directory / network.FILE).read_text())
+            return float((directory / _NETWORK_FILE).read_text())
         except OSError:
             told = read_tail(directory / log_file((request.ranks or (0,))[0]), lines=1) or "no answer"
             raise InfrastructureError(f"the machines don't reach each other: {told}") from None
 
-    def describe(self, text: str) -> tuple[str, Files]:
+    def describe(self, request: Inquiry) -> tuple[Description, Files]:
         """Return the description of a workload, and files that trials need of it; raises as `LocalRunner.describe`."""
-        runner, kept = self._started(), set((self._own / DATA).iterdir())
-        found = runner.describe(DescribeRequest.model_validate_json(text))
-        return found.model_dump_json(), {p.name: p.read_bytes() for p in (self._own / DATA).iterdir() if p not in kept}
+        kept, found = set((self._own / DATA).iterdir()), self._started().describe(request)
+        return found, {p.name: p.read_bytes() for p in (self._own / DATA).iterdir() if p not in kept}
 
     def _started(self) -> LocalRunner:
         if self._runner is None:  # it is left when Ray ends this process, with which its launcher ends
             self._runner = pkgutil.resolve_name(self._maker)(self._own, self._device).__enter__()
         return self._runner
+
+
+def all_reduce(directory: Path) -> None:
+    """Measure what this machine attains to the others, by all-reduces among all devices of a training."""
+    import torch
+    from torch import distributed
+
+    device = environment.trial_device(read_value(TrialRequest, directory / "request.json").device)
+    environment.meet(device, timeout_s=NETWORK_LIMIT_S)
+    message, world = torch.zeros(_BYTES // 4, device=device), distributed.get_world_size()
+
+    def seconds(rounds: int) -> float:
+        started = time.perf_counter()
+        for _ in range(rounds):
+            distributed.all_reduce(message)
+        message[0].item()  # which waits for all of them
+        return time.perf_counter() - started
+
+    seconds(1)  # opens the channels
+    usual = torch.tensor([seconds(1)])
+    distributed.broadcast(usual, src=0)
+    rounds = max(_LEAST_ROUNDS, int(_LEAST_S / float(usual)))
+    # A ring over all devices leaves each machine once, with nearly twice the message.
+    rate = 2 * (world - 1) / world * _BYTES * rounds / seconds(rounds)
+    if environment.own_rank().local == 0:
+        write_text(str(rate), directory / _NETWORK_FILE)
