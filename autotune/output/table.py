@@ -132,12 +132,9 @@ def remarks(result: ResultData) -> tuple[list[str], list[str]]:
 
 def device_lines(result: ResultData) -> list[str]:
     """Return how fast the fastest configuration of each number of devices is; empty: there is one number."""
-    fastest: dict[int, Contender] = {}
-    for contender in (result.best, result.baseline, *result.runners_up):
-        of_number = [fastest.get(contender.config.parallelism.world_size, contender), contender]
-        fastest[contender.config.parallelism.world_size] = max(
-            of_number, key=lambda one: (one.confirmed, one.rate(result.objective))
-        )
+    shown = (result.best, result.baseline, *result.runners_up)
+    ranked = sorted(shown, key=lambda one: (one.confirmed, one.rate(result.objective)))
+    fastest = {contender.config.parallelism.world_size: contender for contender in ranked}  # the last of each number
     lines, rates = list[str](), dict[int, float]()
     for number, contender in sorted(fastest.items()):
         if (measured := contender.measurement) is not None:

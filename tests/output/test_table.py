@@ -5,7 +5,7 @@ import re
 
 import pytest
 from answers import ADAFACTOR, BASE, BF16, BIG, answer, drawn, noisy, report_of
-from factories import make_config, make_contribution, make_failure, make_measurement, make_workload
+from factories import make_budget, make_config, make_contribution, make_failure, make_measurement, make_workload
 
 from autotune.output.report import html_report
 from autotune.output.table import contribution_rows, remarks, result_table, show_config, verdict_line
@@ -58,6 +58,14 @@ def test_a_configuration_of_a_pipeline_is_told_in_a_line():
     assert show_config(config) == (
         "4 x MP 2, DP 2, micro-batch 8, precision fp32, optim adamw_torch_fused, attention sdpa, schedule 1f1b"
     )
+
+
+def test_each_number_of_devices_is_told_by_the_fastest_that_was_measured_again():
+    two = [make_config(size, parallelism=Parallelism(world_size=2)) for size in (1, 2, 4)]
+    finals = [*SEARCHED, (two[0], 18.0), (two[1], 12.0)]
+    lines, _ = remarks(answer([*finals, (two[2], 30.0)], finals * 2, budget=make_budget(finalists=3)))
+    told = "devices: 1: 15 samples/s, 15 each; 2: 18 samples/s, 9 each; 1 of them has the most samples a device"
+    assert told in lines
 
 
 def test_padding_of_the_baseline_is_told():
