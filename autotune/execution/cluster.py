@@ -28,14 +28,14 @@ def joined(address: str | None) -> Iterator["Cluster"]:
 
     MachineError: Ray isn't installed; InputError: that is no address; InfrastructureError: it doesn't let us in.
     """
-    # Otherwise Ray sends usage statistics, and hides GPUs from tasks that ask for none.
+    # Otherwise Ray sends usage statistics, hides GPUs from tasks that ask for none, and prints on stdout what it loses.
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    settings |= {"RAY_DEDUP_LOGS_SKIP_REGEX": ".", "RAY_IGNORE_UNHANDLED_ERRORS": "1"}
     # Given an address, Ray 2.60 uses no token unless it is told.
     token = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if token or Path("~/.ray/auth_token").expanduser().exists():
         settings["RAY_AUTH_MODE"] = "token"
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)
+    os.environ.update({**settings, **os.environ})  # what the user has set stays
     try:
         import ray  # it reads its settings now
     except ImportError:
@@ -44,7 +44,7 @@ def joined(address: str | None) -> Iterator["Cluster"]:
         yield Cluster(ray)
         return
     named = os.environ.get("RAY_ADDRESS") if address in (None, "auto") else address
-    named = None if named in ("auto", "local") else named  # as Ray has them
+    named = None if named in ("auto", "local", "") else named  # as Ray has them
     if named is not None and not re.fullmatch(r"[^/]+:\d+", named):
         raise InputError(f"--address {named}: expected auto, or host:port of a cluster that this machine belongs to")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

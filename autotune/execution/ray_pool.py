@@ -51,9 +51,8 @@ class _Place:
         self._group = placement_group([bundle] * count, "STRICT_SPREAD", bundle_label_selector=[label] * count)
         made = self._ray.remote(max_restarts=0, max_task_retries=0, num_cpus=cpus, num_gpus=gpus)(Share)
         bundles = [PlacementGroupSchedulingStrategy(self._group, index) for index in range(count)]
-        arguments = maker, nodes[0].hardware.device
         self.actors = [
-            made.options(scheduling_strategy=own).remote(search, f"{number}-{index}", *arguments)
+            made.options(scheduling_strategy=own).remote(search, f"{number}-{index}", maker, nodes[0].hardware.device)
             for index, own in enumerate(bundles)
         ]
         self._starting = self.keep(files)
@@ -117,6 +116,15 @@ class _Place:
                 self._ray.kill(actor)
         with contextlib.suppress(Exception):
             remove_placement_group(self._group)
+
+
+def _refusal(error: Exception) -> AutotuneError:
+    """Return the error for the user from one of Ray, or one that an actor has raised, before a trial could begin."""
+    cause = getattr(error, "cause", None) or error
+    if "references to the actor were removed" in str(cause):  # they weren't: its calls, without a token, are refused
+        way = "start Ray with RAY_AUTH_MODE=token on each, or search with RAY_AUTH_MODE=disabled"
+        return InfrastructureError(f"the cluster was started without the token that this machine has: {way}")
+    return cause if isinstance(cause, AutotuneError) else InfrastructureError(one_line(cause))
 
 
 class RayPool(Runner):
@@ -196,8 +204,7 @@ class RayPool(Runner):
             yield place
         except Exception as error:  # of Ray, or of an actor
             self._give_up(place)
-            cause = getattr(error, "cause", None) or error
-            raise cause if isinstance(cause, AutotuneError) else InfrastructureError(one_line(cause)) from None
+            raise _refusal(error) from None
         with self._lock:
             self._idle.append(place)
 
@@ -266,8 +273,7 @@ class RayPool(Runner):
                     taken = {place.number for place in self._places}
                     number = next(number for number in itertools.count() if number not in taken)
                     kept = self._directory / DATA
-                    found = (path for path in kept.rglob("*") if path.is_file())
-                    files = {str(path.relative_to(kept)): path.read_bytes() for path in found}
+                    files = {str(p.relative_to(kept)): p.read_bytes() for p in kept.rglob("*") if p.is_file()}
                     new = _Place(self._cluster, nodes, number, files, search=self._search, maker=self._maker)
                     self._places.append(new)
             if new is None:
@@ -280,7 +286,7 @@ class RayPool(Runner):
                 self._give_up(new)
                 new, lost = None, lost + 1
                 if lost > 3 or isinstance(error, exceptions.RayTaskError):
-                    raise InfrastructureError(one_line(getattr(error, "cause", None) or error)) from None
+                    raise _refusal(error) from None
 
     def _present(self) -> list[Node]:
         with self._lock:
@@ -291,8 +297,7 @@ class RayPool(Runner):
 
     def _give_up(self, place: _Place) -> None:
         with self._lock:
-            for places in (self._places, self._idle):
-                if place in places:
-                    places.remove(place)
+            self._places = [each for each in self._places if each is not place]
+            self._idle = [each for each in self._idle if each is not place]
             self._looked = -math.inf
         place.give_up()

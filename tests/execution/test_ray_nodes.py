@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from factories import make_gpu, make_hardware
+from running import printed
 
 from autotune import __version__
 from autotune.errors import InfrastructureError, InputError, MachineError
@@ -187,7 +188,8 @@ def test_a_cluster_without_such_a_device_is_refused_at_once(ray, device, error, 
 def _own_environment(monkeypatch, tmp_path):
     """No cluster and no token of whoever runs the tests; Ray is installed."""
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USAGE_STATS_ENABLED",
-                 "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):  # fmt: skip
+                 "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_DEDUP_LOGS_SKIP_REGEX",
+                 "RAY_IGNORE_UNHANDLED_ERRORS"):  # fmt: skip
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -204,6 +206,13 @@ def test_an_address_that_is_none_or_where_nobody_listens_is_refused_at_once(addr
         address = f"127.0.0.1:{unused.getsockname()[1]}"
         with pytest.raises(InfrastructureError, match=f"the cluster at {address} can't be joined"), joined(address):
             pass
+
+
+@pytest.mark.usefixtures("_own_environment")
+def test_an_empty_address_is_none(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    with pytest.raises(InfrastructureError, match="the cluster at this machine can't be joined"), joined(None):
+        pass
 
 
 @pytest.mark.usefixtures("_own_environment")
@@ -228,6 +237,22 @@ def test_a_token_is_shown_where_there_is_one(tmp_path, monkeypatch, given, mode)
     with pytest.raises(MachineError, match=r"pip install 'autotune-train\[ray\]'"), joined(None):
         pass
     assert os.environ.get("RAY_AUTH_MODE") == mode
+
+
+NOTHING_PRINTED = """
+import contextlib
+from autotune.errors import AutotuneError
+from autotune.execution.cluster import joined
+with contextlib.suppress(AutotuneError), joined("127.0.0.1:1"):
+    pass
+from ray._private.worker import print_to_stdstream
+print_to_stdstream({"lines": ["Raylet is terminated."], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+"""
+
+
+def test_what_ray_says_of_a_lost_node_does_not_stand_before_an_answer_as_json():
+    pytest.importorskip("ray")
+    assert printed("-c", NOTHING_PRINTED) == []
 
 
 def test_a_node_keeps_trials_in_a_directory_of_this_user_alone(tmp_path, monkeypatch):
