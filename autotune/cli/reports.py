@@ -212,7 +212,7 @@ def export(
     best: Annotated[Path, typer.Argument(help="best-config.json, or the run directory it lies in.")],
     to: Annotated[str, typer.Option(help=f"{_KINDS}, or all that can train it.")] = "all",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File, or a directory; for all a directory.")
+        str | None, typer.Option("--output", "-o", help="File, or a directory; for all a directory.", metavar="<path>")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -232,9 +232,10 @@ def export(
         sys.stdout.write(found[to].text)
         console.print_text(*(f"not expressed: {line}" for line in found[to].lost), file=sys.stderr)
         return
-    folder = output if to == targets.ALL or output.is_dir() else output.parent
+    is_folder = to == targets.ALL or output.endswith("/") or Path(output).is_dir()
+    folder = Path(output) if is_folder else Path(output).parent
     if to != targets.ALL:  # a single file, which goes there as it is called, or under another name
-        found[to] = found[to].placed(output / found[to].name if output.is_dir() else output)
+        found[to] = found[to].placed(folder / found[to].name if is_folder else Path(output))
     with writing(f"--output {folder}"):
         made = targets.write(result, to, found, folder, answer)
     missing = targets.missing_script(result, answer, made)
@@ -244,6 +245,5 @@ def export(
         console.print_json({**document, "left_out": left_out, **({"note": missing} if missing else {})})
     else:
         lines = [*(f"written: {file}" for file in made.paths), *(f"launch:  {command}" for command in made.launch)]
-        lines += [f"note:    {missing}"] if missing else []
-        lines += [f"not expressed: {line}" for line in made.not_expressed]
+        lines += [f"note:    {missing}"] * bool(missing) + [f"not expressed: {line}" for line in made.not_expressed]
         console.print_text(*lines, *(f"left out: {reason}" for reason in left_out.values()))

@@ -170,8 +170,8 @@ class RunDirectory:
 
     def _check_new(self) -> None:
         if self._is_new and (self.path / PLAN_FILE).exists():
-            path = self.path
-            raise RunDirectoryError(f"--run-dir {path}: holds a search already; `autotune resume {path}` goes on")
+            going_on = f"`autotune resume {shlex.quote(str(self.path))}` goes on"
+            raise RunDirectoryError(f"--run-dir {self.path}: holds a search already; {going_on}")
 
     def is_running(self) -> bool:
         """Whether a search, or an explanation of one, runs in it now."""
@@ -234,11 +234,11 @@ def read_result(path: str | Path) -> ResultData:
 
     InputError: it can't be read, or its arguments aren't its configuration's.
     """
+    file = Path(path, ANSWER_FILE) if Path(path).is_dir() else Path(path)
     try:
-        text = (Path(path, ANSWER_FILE) if Path(path).is_dir() else Path(path)).read_bytes()
+        text = file.read_bytes()
     except OSError as error:
-        is_missing = isinstance(error, FileNotFoundError)
-        where = "; a search writes its answer into its run directory, runs/..." if is_missing else ""
+        where = "; a search writes its answer into its run directory, runs/..." * isinstance(error, FileNotFoundError)
         raise InputError(f"{path}: {error.strerror}{where}") from None
     try:
         found = ResultData.model_validate_json(text)
@@ -248,6 +248,8 @@ def read_result(path: str | Path) -> ResultData:
         reason = located(error, "file")
     except ValueError as error:
         reason = str(error)
+    if file.name == ANSWER_FILE and file.with_name(PLAN_FILE).is_file():
+        reason += f"; `autotune resume {shlex.quote(str(file.parent))}` writes it again"
     raise InputError(visible(f"{path}: not a result of autotune (schema {ANSWER_VERSION}): {reason}"))
 
 

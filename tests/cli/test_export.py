@@ -48,6 +48,8 @@ def test_a_script_that_is_not_written_is_said_to_be_the_users(export, tmp_path, 
     assert f"note:    train.py is a script of yours that takes these arguments, or that of: {write}" in done.stdout
     assert "note:" not in export("--to", "python", "--output", tmp_path / "train.py").stdout
     assert "note" not in json.loads(export("--output", tmp_path / "out", "--json").stdout)
+    export("--to", "python", "--output", f"{tmp_path}/new/")
+    assert (tmp_path / "new" / "train.py").is_file()
 
 
 def test_a_users_script_is_run_with_the_answer_where_it_lies(command, result, tmp_path):

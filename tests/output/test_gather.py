@@ -108,7 +108,7 @@ def test_a_directory_without_a_search_or_a_readable_answer_is_refused(run, tmp_p
     with pytest.raises(RunDirectoryError, match="holds no search"):
         gather(tmp_path)
     (run / "best-config.json").write_text("{}")
-    with pytest.raises(InputError, match="not a result of autotune"):
+    with pytest.raises(InputError, match=f"not a result of autotune.*; `autotune resume {run}` writes it again"):
         gather(run)
 
 
