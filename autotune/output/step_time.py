@@ -26,7 +26,7 @@ def step_lines(result: ResultData) -> list[str]:
         return []
     largest = sorted(step.shares.items(), key=lambda part: -part[1])
     lines = [f"a step's time goes to: {parts_line(step.shares)} ({_source(step)})"]
-    config, host = result.best.config, step.shares.get("host", 0.0)
+    config, idle = result.best.config, step.shares.get("host", 0.0) + step.shares.get("data", 0.0)
     advised = [(part, s) for part, s in largest if part in _ADVICE and s >= _ADVICE[part][0]]
     # The winner left behind what the baseline has.
     able = [(part, s) for part, s in advised if all(map(_ADVICE[part][2], (config, result.baseline.config)))]
@@ -35,7 +35,7 @@ def step_lines(result: ResultData) -> list[str]:
         words = _ADVICE[part][1]
         if result.workload.global_batch_size is not None and result.workload.accumulation_steps(config) == 1:
             words = words.removeprefix(_LARGER)
-        busy = f"the GPU is busy for {1 - host:.0%} of a step: the host can't keep up; "
+        busy = f"the GPU is busy for {1 - idle:.0%} of a step: the host can't keep up; "
         is_idle = part == "host" and not result.hardware.is_cpu
         lines.append((busy if is_idle else f"{share:.0%} of a step is {part}: ") + words)
     return lines

@@ -33,6 +33,8 @@ def test_a_gpu_that_waits_for_the_host_is_told_with_what_would_help():
     assert told == "a step's time goes to: 65% host, 30% matrix products, 3% attention (measured by a profile)"
     assert advice.startswith("the GPU is busy for 35% of a step: the host can't keep up; a larger micro-batch or")
     assert of({"host": 0.65, "element-wise": 0.35}, gpu=False)[1].startswith("65% of a step is host: a larger")
+    waiting = {"host": 0.6, "data": 0.3, "matrix products": 0.1}
+    assert of(waiting)[1].startswith("the GPU is busy for 10% of a step: ")
     whole = of({"host": 0.65, "element-wise": 0.35}, gpu=False, global_batch=BIG.per_device_train_batch_size)
     assert whole[1] == "65% of a step is host: compiling leaves it less to do"
 
