@@ -100,8 +100,10 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def show_rate(value: float) -> str:
-    """Return a rate with three significant digits or whole numbers above 100."""
+def show_rate(value: float, *, is_sure: bool = True) -> str:
+    """Return a rate with three significant digits or whole numbers above 100; an unsure one with 'about' and two."""
+    if not is_sure:
+        return f"about {show_rate(float(f'{value:.2g}'))}"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -60,10 +60,9 @@ class Promise(Value):
     mfu: float | None = Field(default=None, description="model FLOP utilisation, if known")
 
     def __str__(self) -> str:
-        rate, interval = self.samples_per_second, self.interval
-        if interval.is_narrow:
-            return f"{show_rate(rate)} ({show_rate(interval.low)} to {show_rate(interval.high)})"
-        return f"about {show_rate(float(f'{rate:.2g}'))}"
+        interval = self.interval
+        rate = show_rate(self.samples_per_second, is_sure=interval.is_narrow)
+        return f"{rate} ({show_rate(interval.low)} to {show_rate(interval.high)})" if interval.is_narrow else rate
 
 
 class Production(Value):

@@ -85,7 +85,7 @@ def comparison_table(first: ResultData, found: Comparison) -> RenderableType:
 
 
 def _verdict(one: Compared, names: tuple[str, str]) -> str:
-    rates = " for ".join(show_rate(rate) for rate in reversed(one.samples_per_second))
+    rates = " for ".join(show_rate(rate, is_sure=one.interval.is_narrow) for rate in reversed(one.samples_per_second))
     word, ratio = "the same speed, as far as can be told", show_ratio(one.ratio, one.interval)
     if one.interval.high < 1.0 or one.interval.low > 1.0:
         word = f"{names[1]} is {'slower' if one.ratio < 1.0 else 'faster'}"

@@ -314,10 +314,10 @@ def explanation_table(found: Explanation) -> RenderableType:
     lines = ["a factor is the winner's throughput over that of the winner with the baseline's value in this knob"]
     if not found.is_settled:
         lines.append("not all of it was measured in turn with the winner; `autotune explain` goes on")
-    rate = found.winner_samples_per_second
-    title = "the winner" if rate is None else f"the winner: {show_rate(rate)} samples/s"
-    if found.total is not None:
-        title += f"; x baseline: {show_ratio(found.total, found.total_interval)}"
+    rate, total = found.winner_samples_per_second, found.total_interval
+    is_sure = total is None or total.is_narrow
+    title = "the winner" if rate is None else f"the winner: {show_rate(rate, is_sure=is_sure)} samples/s"
+    title += "" if found.total is None else f"; x baseline: {show_ratio(found.total, total)}"
     headings = ("knob of the winner", "factor", "how it is known")
     table = table_of(headings, contribution_rows(found), title=title, title_style="bold")
     steps = step_rows(found.steps)

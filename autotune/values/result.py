@@ -141,8 +141,7 @@ class TrialRow(Value):
 def shown_rate(measured: Measurement, correction: float = 1.0, *, tokens: float = 1.0) -> str:
     """Return samples per second, or tokens by those of a sample; two digits and 'about' if corrected or too unsure."""
     rate = measured.samples_per_second * correction * tokens
-    is_sure = correction == 1.0 and measured.shown_interval.is_narrow
-    return show_rate(rate) if is_sure else f"about {show_rate(float(f'{rate:.2g}'))}"
+    return show_rate(rate, is_sure=correction == 1.0 and measured.shown_interval.is_narrow)
 
 
 def rows_of(trials: Sequence[TrialResult]) -> list[TrialRow]:

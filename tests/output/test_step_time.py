@@ -9,7 +9,7 @@ from autotune.output.table import explanation_table
 from autotune.planning.plan import SearchState
 from autotune.values.budget import ProfileTask
 from autotune.values.result import Explanation, StepTime
-from autotune.values.trial import Purpose
+from autotune.values.trial import Interval, Purpose
 from autotune.verification.finals import Finals
 from autotune.verification.verdict import assemble
 
@@ -75,3 +75,6 @@ def test_a_profile_tells_what_the_device_did_and_the_rest_of_the_measured_step_i
         steps=found.steps,
     )  # fmt: skip
     assert "0.5 s, 25%" in drawn(explanation_table(explained))
+    unsure = {"winner_samples_per_second": 12.34, "total_interval": Interval(low=2.0, high=9.0)}
+    told = " ".join(drawn(explanation_table(explained.model_copy(update=unsure))).split())
+    assert "the winner: about 12 samples/s; x baseline: at least 2.00" in told
