@@ -19,6 +19,12 @@ from autotune.values.workload import Workload
 # Types whose layers are transformers' Conv1D in place of linear ones.
 _CONV1D = ("gpt2", "imagegpt", "openai-gpt")
 
+# Image models that cast images to the bf16 of their weights (5.24); others hand fp32 to a convolution, which fails.
+_CAST_IMAGES = {
+    "clip", "data2vec-vision", "deit", "dinov2", "dinov2_with_registers", "ijepa", "imagegpt", "metaclip_2",
+    "siglip", "timm_wrapper", "vit", "vit_msn",
+}  # fmt: skip
+
 # Triton compiles kernel launchers in C: https://github.com/triton-lang/triton/blob/main/python/triton/runtime/build.py
 _NEEDS_CC = "needs a C compiler on CUDA, with which Triton builds launchers of its kernels (gcc, clang or $CC)"
 
@@ -44,18 +50,19 @@ def _micro_batch(config: TrainConfig, workload: Workload, facts: ModelFacts, har
 
 
 def _precision(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
-    if config.precision is Precision.FP16:
-        if hardware.is_cpu:
-            yield "fp16 on a CPU silently stays fp32 in the Trainer"
-        # https://github.com/huggingface/transformers/pull/10956: activations of the feed-forward leave fp16's range.
-        if workload.model.model_type in ("t5", "mt5", "umt5", "longt5", "switch_transformers"):
-            yield f"{workload.model.model_type} overflows in fp16{'; bf16 is wide enough' * hardware.has_bf16}"
-    if config.precision is Precision.PURE_BF16:
-        # They pass images in fp32 to a convolution, which fails with bf16 weights; all audio models do the same.
-        if workload.model.model_type in ("resnet", "convnext", "convnextv2", "swin", "swinv2"):
-            yield f"{workload.model.model_type} in transformers does not cast images to its weights' bf16"
-        if workload.task.takes_audio:
-            yield f"{workload.model.model_type} in transformers does not cast sound to its weights' bf16"
+    model_type = workload.model.model_type
+    if config.precision is Precision.FP16 and hardware.is_cpu:
+        yield "fp16 on a CPU silently stays fp32 in the Trainer"
+    # https://github.com/huggingface/transformers/pull/10956: activations of the feed-forward leave fp16's range.
+    if config.precision is Precision.FP16 and model_type in ("t5", "mt5", "umt5", "longt5", "switch_transformers"):
+        yield f"{model_type} overflows in fp16{'; bf16 is wide enough' * hardware.has_bf16}"
+    # DeBERTa fills scores of 16 bits with fp32's least number; torch transforms bf16 (FNet) in a CPU's autocast alone.
+    in_16_bits = ("deberta",) if hardware.is_cpu and config.precision is Precision.BF16 else ("deberta", "fnet")
+    if config.precision is not Precision.FP32 and model_type in in_16_bits:
+        yield f"{model_type} in transformers fails in 16 bits; use fp32"
+    images = "images" * (workload.task is Task.IMAGE_CLASSIFICATION and model_type not in _CAST_IMAGES)
+    if config.precision is Precision.PURE_BF16 and (uncast := "sound" * workload.task.takes_audio or images):
+        yield f"{model_type} in transformers does not cast {uncast} to its weights' bf16"
     if config.precision in (Precision.BF16, Precision.PURE_BF16) and not hardware.has_bf16:
         yield f"{hardware.name} has no bf16 (compute capability 8.0 or newer)"
     if config.precision is Precision.FP8:
@@ -172,8 +179,7 @@ def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
 
 
 def _experts(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
-    kind = config.experts_implementation
-    if kind is not None and kind not in facts.experts_implementations:
+    if (kind := config.experts_implementation) not in (None, *facts.experts_implementations):
         has = "computes experts in its own way" if facts.experts else "has no experts"
         yield f"{workload.model.model_type} {has}: transformers offers no experts_implementation {kind} for it"
     for name in ("experts_per_token", "expert_capacity"):

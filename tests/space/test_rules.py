@@ -52,6 +52,7 @@ SMOOTHED = make_workload(fixed_arguments={"label_smoothing_factor": 0.1})
 WITH_A_RECIPE = make_workload(lengths=LENGTHS, recipe=Recipe(name="sft", prompt_length=8, completion_length=8))
 BALANCED = {"train_sampling_strategy": "batch_rebalance"}
 SPEECH = make_workload(task=Task.SPEECH_CTC, model=make_spec(model_type="wav2vec2"))
+IMAGES = make_workload(task=Task.IMAGE_CLASSIFICATION, model=make_spec(model_type="efficientnet"))
 PACKS = make_facts(packs=True)
 
 CHUNKED, UNNAMED = make_facts(chunks_loss=True, liger=True), make_facts(linear_modules=("in_x",))
@@ -121,7 +122,9 @@ ILLEGAL = [
     (why(AO_GPU, **FP8, workload=WITH_A_RECIPE), "fp8 replaces linear layers of whole models"),
     (why(AO_GPU, **FP8, facts=NO_LINEAR), "llama has no linear layers that could multiply in fp8"),
     (why(AO_GPU, **FP8, model_type="gpt2"), "gpt2 has no linear layers that could multiply in fp8"),
-    (why(model_type="resnet", precision="pure_bf16"), "resnet in transformers does not cast images"),
+    (why(workload=IMAGES, precision="pure_bf16"), "efficientnet in transformers does not cast images"),
+    (why(model_type="deberta", precision="bf16"), "deberta in transformers fails in 16 bits; use fp32"),
+    (why(model_type="fnet", precision="fp16"), "fnet in transformers fails in 16 bits; use fp32"),
     (why(OLD_GPU, tf32=True), "a GPU has no tf32"),
     (why(CPU, tf32=True), "a CPU has no tf32"),
     (why(TF32_GPU, tf32=False), "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE has torch begin with TF32"),
