@@ -53,10 +53,8 @@ class Pass(NamedTuple):
 
 def joined(low: Tape, high: Tape) -> Pass:
     """Return the tapes of two micro-batches, which run the same operators and make as many tensors, as one pass."""
-    if low.names != high.names:
-        raise NotLinear("the operators change with the micro-batch")
-    if low.storages.shape != high.storages.shape:
-        raise NotLinear("the tensors change with the micro-batch")
+    if low.names != high.names or low.storages.shape != high.storages.shape:
+        raise NotLinear("the operators or their tensors change with the micro-batch")
     return Pass(low, high)
 
 
@@ -73,15 +71,13 @@ def work_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int]) -> tuple[
         for row in works.keys() | fewer.keys():
             total[row] += n * (works[row] - fewer[row])
         needed = needed + n * (deep.needed_flops() - short.needed_flops())
-    order = {row: at for at, row in enumerate(works)}
-    rows = sorted((row for row, count in total.items() if count > 0), key=lambda row: order.get(row, len(order)))
     found = [
         Work(
-            kind=kind, width=width, flops=line(lines[:2]), moved_bytes=line(lines[2:]), count=total[row],
+            kind=kind, width=width, flops=line(lines[:2]), moved_bytes=line(lines[2:]), count=count,
             attends=attends(kind, low, high), call=as_line(low, high, SAMPLES),
         )
-        for row in rows
-        for kind, width, lines, low, high in [row]
+        for (kind, width, lines, low, high), count in total.items()
+        if count > 0
     ]  # fmt: skip
     return tuple(found), line(needed)
 
@@ -229,13 +225,23 @@ def _repeated(rows: Vector, layer: _Layer, n: int, end: int) -> Vector:
 
 
 def _ends_with_layer(rows: Vector, length: int) -> NDArray[np.bool_]:
-    """Return of each storage whether the one made `length` operators earlier ends elsewhere, or isn't there."""
+    """Return of each storage whether the one made `length` operators earlier ends elsewhere, or isn't there.
+
+    What a layer makes may end with the next one, as the scores that RemBERT's layers return: those of the last two end
+    at once, but then one as large, made before them, ends `length` operators earlier.
+    """
     seen: Counter[float] = Counter()
-    ends: dict[tuple[float, int], float] = {}
-    for position, end in rows[:, :2].tolist():
-        ends[position, seen[position]] = end
+    ends: dict[tuple[float, int], list[float]] = {}
+    first: dict[tuple[float, ...], float] = {}
+    for position, *end_and_size in rows[:, :6].tolist():
+        ends[position, seen[position]] = end_and_size
         seen[position] += 1  # an operator may make several
-    return np.array([ends.get((at - length, which)) != end for (at, which), end in ends.items()], dtype=bool)
+        first.setdefault(tuple(end_and_size), position)
+    found = [
+        ends.get((at - length, which), [-1])[0] != end or first.get((end - length, *size), at) < at - length
+        for (at, which), (end, *size) in ends.items()
+    ]
+    return np.array(found, dtype=bool)
 
 
 def _outside(positions: Vector, layer: _Layer, n: int) -> Vector:

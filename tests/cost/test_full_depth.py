@@ -92,6 +92,18 @@ def test_needed_work_is_neither_element_wise_nor_run_again():
     assert sum(w.flops.at(1) for w in work) == 12
 
 
+def test_what_each_layer_leaves_to_the_next_one_is_there_twice_at_any_depth():
+    """As the scores that RemBERT's layers return: those of the last two layers end at once, behind the loop."""
+
+    def of(layers: int):
+        names, end = "psbc" + "sxbc" * (layers - 1) + "q", 4 * layers
+        storages = [(max(1, 4 * at), min(4 * at + 8, end), 10, 0, 0) for at in range(layers)]
+        return one(names, storages=np.array(storages, dtype=float), origins=(("module", "s"),) * layers)
+
+    found, truth = storages_of(of(3), [of(2)], [5]), storages_of(of(8), [], [])
+    assert found.alive.sum(axis=1)[:, 0].max() == truth.alive.sum(axis=1)[:, 0].max() == 20
+
+
 def scrambled(layers: int):
     """As inductor may write a step: layers' operators in an order of their own, unlike names; a loss on 50 bytes."""
     order, names, storages = random.Random(layers).sample(range(layers), layers), list[str](), []
