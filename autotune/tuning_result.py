@@ -13,7 +13,7 @@ from autotune.output.table import text_of
 from autotune.storage.run_directory import read_result
 from autotune.training import adapters
 from autotune.training.arguments import arguments_of
-from autotune.training.inputs import freeze_vision
+from autotune.training.inputs import freeze, is_vision
 from autotune.values.hardware import ALLOCATOR_VARIABLE, allocator_settings, installed_versions
 from autotune.values.result import ResultData
 
@@ -109,7 +109,7 @@ class TuningResult(ResultData):
 
         code, adapter = self.workload.own_code, self.arguments.adapter
         if self.workload.model.freeze_vision:
-            freeze_vision(model)
+            freeze(model, is_vision)
         if code is not None and code.checkpoints and self.best.config.checkpointing == "none":
             base_model(model)._set_gradient_checkpointing(enable=False)
         if (code is None or code.normalizes) and self.workload.recipe is None:

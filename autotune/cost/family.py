@@ -135,12 +135,10 @@ def shape_of(workload: Workload) -> Shape:
     scored = 0 if recipe is None else recipe.completion_length
     if workload.own_code is not None and workload.own_code.recipe is not None:
         scored = workload.sequence_length  # at most
+    same = {name: getattr(workload, name) for name in ("task", "target_length", "images", "image_size")}
     return Shape(
-        task=workload.task,
+        **same,
         length=lengths.maximum if lengths is not None else workload.sequence_length,
-        target_length=workload.target_length,
-        images=workload.images,
-        image_size=workload.image_size,
         padded=lengths is not None and lengths.differ,
         recipe=workload.own_code.recipe if workload.own_code is not None else recipe and recipe.name,
         completion=scored,

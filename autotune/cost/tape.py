@@ -144,7 +144,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._watch(tensor, origin=origin)
         if self._scratch is not None:
             now, taken = len(self._operators), (self._scratch(name, args, out), 0)
-            for size, columns in (taken, _summed(*args) if name == "sum" else (0, 0)):
+            for size, columns in (taken, _summed(name, *args)):
                 if size:
                     self._storages.append(_Storage(size, made=now - 1, freed=now, origin=origin, columns=columns))
         if name == "add" and fresh and self._forward_end >= 0 and not self.recomputing and not args[0]._is_view():
@@ -173,11 +173,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def step(self, model: Any, loss: Callable[[], Any]) -> Tape:
         """Return the tape of a forward and a backward pass, run inside of this recorder."""
         with contextlib.ExitStack() as hooks:
-            for parameter in model.parameters():
-                parameter.grad = None
-                if parameter.requires_grad:
-                    hook = parameter.register_post_accumulate_grad_hook(lambda p: self.mark_gradient(p.grad))
-                    hooks.callback(hook.remove)
+            for weight in model.parameters():
+                weight.grad = None
+                if weight.requires_grad:
+                    hooks.enter_context(weight.register_post_accumulate_grad_hook(lambda w: self.mark_gradient(w.grad)))
             found = loss() * 1.0
             self.end_of_forward()
             found.backward()
@@ -188,8 +187,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._forward_end = len(self._operators)
 
     def mark_gradient(self, tensor: torch.Tensor) -> None:
-        storage = self._by_id.get(_key(tensor))
-        if storage is not None:
+        if (storage := self._by_id.get(_key(tensor))) is not None:
             storage.accumulated = len(self._operators)
 
     def tape(self, outputs_bytes: float = 0.0) -> Tape:
@@ -252,8 +250,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             entry.freed = len(self._operators)
 
 
-def _summed(tensor: torch.Tensor, dims: Any = (), *_: Any) -> tuple[int, int]:
-    """Return rows and columns of a sum over the rows of a matrix, (0, 0) of any other."""
+def _summed(name: str, tensor: Any = None, dims: Any = (), *further: Any) -> tuple[int, int]:
+    """Return rows and columns of a sum over the rows of a matrix, (0, 0) of any other operator."""
+    if name == "convolution_backward" and further[-1][2]:  # that of its bias, of a gradient with the channels last
+        tensor, dims = tensor.movedim(1, -1), range(tensor.dim() - 1)
+    elif name != "sum":
+        return 0, 0
     shape, count = tensor.shape, len(dims or ())
     if not 0 < count < len(shape) or not tensor.is_contiguous() or {d % len(shape) for d in dims} != set(range(count)):
         return 0, 0

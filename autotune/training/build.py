@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import InputError, one_line
 from autotune.training.facts import facts_of
-from autotune.training.inputs import freeze_vision, special_ids
+from autotune.training.inputs import freeze, is_vision, special_ids
 from autotune.training.resolve import HEADS, check_task, library_config
 from autotune.units import visible
 from autotune.values.model import ModelFacts, ModelSpec, Task
@@ -47,8 +47,7 @@ _LAYER = re.compile(r"\.\d+(?=\.|$)")
 def build_config(spec: ModelSpec, task: Task) -> "PreTrainedConfig":
     check_task(spec, task)
     config = library_config(spec)
-    if config.architectures is None:
-        config.architectures = []  # the library iterates over it where a type has several heads, as DeiT
+    config.architectures = config.architectures or []  # which the library iterates over: types with heads, as DeiT
     if task is Task.SEQUENCE_CLASSIFICATION:
         if not spec.config.keys() & {"num_labels", "id2label"}:
             config.num_labels = 2
@@ -118,12 +117,10 @@ def build_model(
     if distributed_config is not None:
         model = shard_model(model, distributed_config)
     if spec.freeze_vision:
-        freeze_vision(model)
+        freeze(model, is_vision)
     if spec.frozen:
         named = "|".join(re.escape(path).replace(r"\*", r"\d+") for path in spec.frozen)
-        for name, parameter in model.named_parameters():
-            if re.match(rf"({named})(\.|$)", name):
-                parameter.requires_grad_(False)
+        freeze(model, re.compile(rf"({named})(\.|$)").match)
     return model.train()
 
 

@@ -212,9 +212,10 @@ IMAGES = {
 }
 
 
-def freeze_vision(model: Any) -> None:
+def freeze(model: Any, is_frozen: Callable[[str], object]) -> None:
+    """Leave the parameters of these names as they are in training."""
     for name, parameter in model.named_parameters():
-        if is_vision(name):
+        if is_frozen(name):
             parameter.requires_grad_(False)
 
 

@@ -192,6 +192,15 @@ def test_sums_over_the_rows_of_a_matrix_are_written_down(dims, found):
     assert live(tape).sum() == result.nbytes
 
 
+@pytest.mark.parametrize(("shape", "found"), [((2, 3, 3, 4), [(18, 4)]), ((2, 4, 3, 3), [])])
+def test_the_gradient_of_a_convolutions_bias_is_such_a_sum_where_channels_come_last(shape, found):
+    images, gradient = torch.empty(2, 5, 3, 3, device="meta"), torch.empty(shape, device="meta")
+    convolution = torch.nn.Conv2d(5, 4, 1, device="meta")
+    with Recorder([images, gradient, *convolution.parameters()], lambda name, args, out: 0) as recorder:
+        convolution(images).backward(gradient.movedim(-1, 1) if found else gradient)
+    assert [(size, columns) for *_, size, _, columns in recorder.tape().storages.tolist() if columns] == found
+
+
 @pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.binary_cross_entropy])
 def test_a_mean_loss_keeps_the_memory_of_all_its_elements(loss):
     real = torch.ones(8, 100)
