@@ -111,6 +111,7 @@ def family_of(config: TrainConfig, hardware: Hardware, workload: Workload | None
     if code is not None and code.weights in get_args(Half):
         dtype = cast(Half, code.weights)
     same = {name: getattr(config, name) for name in Family.model_fields.keys() & TrainConfig.model_fields.keys()}
+    same |= {name: getattr(spread, name) for name in ("tensor_parallel", "sequence_parallel", "context_parallel")}
     if code is not None:  # which may have put an adapter on its model, and packed its weights
         same |= {"adapter": config.adapter or code.adapter, "quantization": config.quantization or code.quantization}
     return Family(
@@ -120,9 +121,6 @@ def family_of(config: TrainConfig, hardware: Hardware, workload: Workload | None
         autocast=half,
         float8=config.precision is Precision.FP8,
         liger=config.use_liger_kernel,
-        tensor_parallel=spread.tensor_parallel,
-        sequence_parallel=spread.sequence_parallel,
-        context_parallel=spread.context_parallel,
         generation=generation_of(hardware.capability),
         compiled=is_traced and config.torch_compile_backend == "inductor",
         clones_outputs=is_ddp and bool(looks),

@@ -106,7 +106,6 @@ class _Profiler:
         if self.family.device == "cuda":
             inputs = make_inputs(config, self.shape, 1).values() if self.own is None else self.own.inputs(1)
         of_tokens = self.shape.length * (2 if self.family.half else 4)
-        hidden = of_tokens * width if isinstance(width, int) else 0
         traced = Profile(
             family=self.family,
             parameters=tuple(group.model_copy(update={"count": count}) for group, count in groups.items()),
@@ -122,7 +121,7 @@ class _Profiler:
             outside=outside,
             layers=max(1, count + sum(n * (count - less) for less, n in zip(fewer, times, strict=True))),
             inputs_bytes=sum(tensor.nbytes for tensor in inputs),
-            hidden_bytes=float(hidden),
+            hidden_bytes=float(of_tokens * width) if isinstance(width, int) else 0.0,
             keys_bytes=float(of_tokens * cached_elements(config) if self.family.context_parallel > 1 else 0),
         )
         kind = self.shape.kind  # whose passes without gradients come now, else an evaluation's

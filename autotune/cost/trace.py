@@ -21,7 +21,7 @@ from autotune.cost.semantics import Semantics
 from autotune.cost.tape import Recorder, Tape
 from autotune.training.dataset import joined_batch
 from autotune.training.facts import experts_of
-from autotune.training.inputs import image_or_sound, image_text, labels_of
+from autotune.training.inputs import OF_ONE_CLASS, image_or_sound, image_text, labels_of
 from autotune.training.loss import base_model
 from autotune.values.model import Task
 from autotune.values.techniques import CHECKPOINTING
@@ -202,7 +202,9 @@ def make_inputs(config: Any, shape: Shape, batch: int, *, device: str = "meta") 
         whole = (batch, *size)
         inputs = {name: ids(*whole, below=colours) if colours else torch.zeros(whole, device=device)}
     if shape.task in (Task.SEQUENCE_CLASSIFICATION, Task.IMAGE_CLASSIFICATION, Task.AUDIO_CLASSIFICATION):
-        return {**inputs, "labels": ids(batch, below=getattr(config, "num_labels", 2))}
+        is_class, classes = config.problem_type in OF_ONE_CLASS, getattr(config, "num_labels", 2)
+        labels = ids(batch, below=classes) if is_class else torch.zeros((batch, classes), device=device)
+        return {**inputs, "labels": labels}
     if shape.task is Task.SPEECH_CTC:  # real ones, as the library looks at them: no blanks, and no two neighbours alike
         ordinary = [i for i in range(config.vocab_size) if i != config.pad_token_id][:2]
         count = labels_of(shape.length)

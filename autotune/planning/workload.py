@@ -90,8 +90,7 @@ def workload_of(
             raise InputError(f"--seq-len {length}: {spec.name} hides spans of {least} frames in training; use as many")
         length = fixed or length
         notes += [f"samples of {length} frames of sound{'' if fixed else ' (--seq-len)'}"] if asked is None else []
-    target = options.target_len
-    if target and not task.has_targets:
+    if (target := options.target_len) and not task.has_targets:
         raise InputError(f"--target-len: the task {task} has no decoder targets of their own")
     if task.has_targets and target is None:
         spoken = min(128, int(spec.config.get("max_target_positions", 128)))  # 30 s hold some 75 words

@@ -11,8 +11,6 @@ all) or balanced, by the Trainer's own samplers. Packing, by transformers' `Data
 samples of a micro-batch into one row; positions start anew at each, by which transformers masks.
 """
 
-import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.training.inputs import image_or_sound, image_text, labels_of, special_ids
+from autotune.training.inputs import OF_ONE_CLASS, image_or_sound, image_text, labels_of, special_ids
 from autotune.training.texts import text_lengths
 from autotune.values.config import TrainConfig
 from autotune.values.model import Task
@@ -122,8 +120,14 @@ def _texts(workload: Workload, config: Any, lengths: NDArray[np.int64] | None) -
     names = ("input_ids", "labels")[: 1 + has_targets]
     rows = {n: _random_ids(random, int(most), config) for n, most in zip(names, lengths.max(axis=0), strict=True)}
     if workload.task is Task.SEQUENCE_CLASSIFICATION:
-        rows["labels"] = random.integers(config.num_labels, size=SYNTHETIC_SAMPLES, dtype=np.int32)
+        rows["labels"] = _classes(random, config)
     return RandomSamples(rows, lengths, workload.seed if workload.task is Task.MASKED_LM else None)
+
+
+def _classes(random: np.random.Generator, config: Any) -> NDArray[Any]:
+    """Return the class of each sample; where a config's problem takes numbers, such as of several classes, one each."""
+    labels = random.integers(config.num_labels, size=SYNTHETIC_SAMPLES, dtype=np.int32)
+    return labels if config.problem_type in OF_ONE_CLASS else np.eye(config.num_labels, dtype=np.float32)[labels]
 
 
 def _random_ids(random: np.random.Generator, length: int, config: Any) -> NDArray[np.int32]:
@@ -160,7 +164,7 @@ def _images_or_sound(workload: Workload, config: Any) -> RandomSamples:
         ordinary = np.setdiff1d(np.arange(config.vocab_size), special_ids(config, "pad_token_id"))  # CTC's blank
         labels = random.choice(ordinary, size=(size, labels_of(length)))
     else:
-        labels = random.integers(config.num_labels, size=size, dtype=np.int32)
+        labels = _classes(random, config)
     whole = (_DISTINCT, *shape)
     inputs = random.integers(colours, size=whole) if colours else random.standard_normal(whole, dtype=np.float32)
     return RandomSamples({name: inputs, "labels": labels}, np.empty((size, 0), dtype=np.int64))
@@ -180,7 +184,7 @@ def padded_batch(samples: Sequence[Sample], *, pad_id: int, multiple: int = 1) -
     return {
         "input_ids": filled(ids, pad_id),
         "attention_mask": filled([torch.ones_like(row) for row in ids], 0),
-        "labels": filled(labels, IGNORED) if labels[0].ndim else torch.stack(labels),
+        "labels": filled(labels, IGNORED) if labels[0].ndim and labels[0].dtype is torch.int64 else torch.stack(labels),
     }
 
 
@@ -236,8 +240,5 @@ def row_order(
     # they are visited in steps of the golden ratio, which never leave a large gap.
     batches = rest[: count * micro_batch].reshape(count, micro_batch)
     by_length = batches[np.argsort(lengths[batches].max(axis=1), kind="stable")]
-    turns = (int((0.5 + turn * (math.sqrt(5) - 1) / 2) % 1.0 * count) for turn in itertools.count())
-    visits: dict[int, None] = {}
-    while len(visits) < count:
-        visits[next(turns)] = None
-    return read(by_length[list(visits)].reshape(-1))
+    turns = (0.5 + np.arange(count) * (5**0.5 - 1) / 2) % 1.0
+    return read(by_length[turns.argsort().argsort()].reshape(-1))

@@ -16,6 +16,9 @@ from autotune.errors import InputError
 # Parts of these models that see images. Their other parts are the language model, what joins the two, and the head.
 VISION_PARTS = frozenset({"visual", "vision_tower", "vision_model"})
 
+# A classifier's `problem_type` where a label is a class; elsewhere it is numbers, as one for each of several classes.
+OF_ONE_CLASS = (None, "single_label_classification")
+
 
 def special_ids(config: Any, name: str) -> list[int]:
     """Return the ids of a name such as 'eos_token_id', of which a config has none, one or several."""
@@ -213,7 +216,6 @@ IMAGES = {
 
 
 def freeze(model: Any, is_frozen: Callable[[str], object]) -> None:
-    """Leave the parameters of these names as they are in training."""
     for name, parameter in model.named_parameters():
         if is_frozen(name):
             parameter.requires_grad_(False)

@@ -55,14 +55,13 @@ def resolve(reference: str, *, revision: str | None = None, trust_remote_code: b
         figures = entry.model_dump(include={"model_type", "kind", "config"})
         return ModelSpec(**asked, **figures, name=entry.id, source="catalogue")
     try:
-        path = Path(name).expanduser()
+        path = Path(name).expanduser().resolve()
         is_directory, is_file = path.is_dir(), path.is_file()
-    except (OSError, RuntimeError):  # a name too long, a home that isn't there
+    except (OSError, RuntimeError, ValueError):  # a name too long, or with a null byte; a home that isn't there
         is_directory = is_file = False
     if is_file:
         raise InputError(f"{visible(name)} is a file; give the directory that holds config.json")
     if is_directory:
-        path = path.resolve()
         return _described_by(path / "config.json", asked, name=path.name, source="directory")
     return _described_by(_hub_config_file(name, revision), asked, name=name, source="hub")
 

@@ -94,6 +94,8 @@ def test_inputs_of_images_are_their_numbers_in_fp32_and_a_label(spec_of):
     config = build_config(spec_of("vit"), Task.IMAGE_CLASSIFICATION)
     made = make_inputs(config, Shape(task=Task.IMAGE_CLASSIFICATION, length=1), 1)
     assert {name: tensor.nbytes for name, tensor in made.items()} == {"pixel_values": 3 * 32 * 32 * 4, "labels": 8}
+    config.problem_type, config.num_labels = "multi_label_classification", 5
+    assert make_inputs(config, Shape(task=Task.IMAGE_CLASSIFICATION, length=1), 3)["labels"].shape == (3, 5)
 
 
 def test_checkpointing_is_switched_on_and_off(llama):

@@ -125,6 +125,15 @@ def test_classes_are_those_of_the_head():
     assert {int(data[i]["labels"]) for i in range(200)} == set(range(5))
 
 
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+def test_a_problem_of_numbers_has_one_for_each_of_its_labels(problem):
+    config = config_of("bert", num_labels=3, problem_type=problem)
+    data, collator = training_data(workload_of(Task.SEQUENCE_CLASSIFICATION), config, samples=4, directory=None)
+    batch = collator([data[i] for i in range(4)])
+    assert batch["labels"].shape == (4, 3)
+    transformers.AutoModelForSequenceClassification.from_config(config)(**batch).loss.backward()
+
+
 def test_images_have_the_shape_of_the_config_or_are_clusters_of_their_colours():
     config = config_of("vit", image_size=(32, 48), num_channels=2)
     data, _ = training_data(workload_of(Task.IMAGE_CLASSIFICATION), config, samples=1, directory=None)
