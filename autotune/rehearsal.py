@@ -168,8 +168,7 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
             return backend.pool.run(request.model_copy(update={"limits": limits}))
 
         common = {"gpu": gpu.name, "memory_bytes": gpu.memory_bytes, "workload": plan.workload}
-        common["devices"] = plan.baseline.parallelism.world_size
-        common["versions"] = plan.hardware.versions
+        common |= {"devices": plan.baseline.parallelism.world_size, "versions": plan.hardware.versions}
         ample = run(plan.baseline, AMPLE_BYTES)
         seen = ample.measurement
         if seen is None or seen.parts is None:

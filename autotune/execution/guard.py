@@ -238,7 +238,8 @@ class CudaGuard(MemoryGuard):
         if cap_bytes <= 0:
             raise MemoryError(f"the CUDA context alone exceeds the budget of {show_memory(self._budget_bytes)}")
         total = self._cuda.get_device_properties(self._device).total_memory
-        self._cuda.set_per_process_memory_fraction(min(1.0, cap_bytes / total), self._device)
+        if cap_bytes <= total:  # a rehearsal may take more than the GPU has
+            self._cuda.set_per_process_memory_fraction(cap_bytes / total, self._device)
         return cap_bytes
 
     def relax(self) -> None:

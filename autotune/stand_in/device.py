@@ -56,6 +56,7 @@ def variables(gpu: Gpu, store: Path, state: Path, *, devices: int, context_bytes
         "FAKECUDA_SMS": str(_MULTIPROCESSORS.get(gpu.capability, 108)),
         "FAKECUDA_CONTEXT": str(round(context_bytes)),
         "FAKECUDA_MEMORY": str(AMPLE_BYTES),
+        "FAKECUDA_TOTAL": str(gpu.memory_bytes),
         "FAKECUDA_STATE": str(state),
         _VARIABLE: "1",
     }

@@ -255,7 +255,7 @@ void unmap(uintptr_t at, size_t size) {
 
 void memory_info(size_t* free, size_t* total) {
   uint64_t taken = used(visible()[device_now]);
-  *total = config().memory;
+  *total = config().total;
   *free = taken < *total ? *total - taken : 0;
 }
 

@@ -43,7 +43,7 @@ API cuDeviceGetUuid_v2(CUuuid* u, CUdevice d) {
   return CUDA_SUCCESS;
 }
 API cuDeviceTotalMem_v2(size_t* n, CUdevice) {
-  *n = config().memory;
+  *n = config().total;
   return CUDA_SUCCESS;
 }
 API cuDeviceGetAttribute(int* v, CUdevice_attribute a, CUdevice d) {

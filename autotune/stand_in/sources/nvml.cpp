@@ -103,17 +103,17 @@ struct Memory2 {
 };
 API nvmlDeviceGetMemoryInfo(Device device, Memory* m) {
   DEVICE;
-  m->total = config().memory + kFirmware;
+  m->total = config().total + kFirmware;
   m->used = used(d) + kFirmware;
-  m->free = m->total - m->used;
+  m->free = m->total - std::min(m->total, m->used);
   return SUCCESS;
 }
 API nvmlDeviceGetMemoryInfo_v2(Device device, Memory2* m) {
   DEVICE;
-  m->total = config().memory + kFirmware;
+  m->total = config().total + kFirmware;
   m->reserved = kFirmware;
   m->used = used(d);
-  m->free = m->total - m->reserved - m->used;
+  m->free = config().total - std::min(config().total, used(d));
   return SUCCESS;
 }
 struct RunningV1 {  // of the name without a version, which torch asks by

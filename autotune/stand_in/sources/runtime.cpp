@@ -95,7 +95,7 @@ API cudaGetDeviceProperties(cudaDeviceProp* p, int d) {
   memset(p, 0, sizeof *p);
   snprintf(p->name, sizeof p->name, "%s", config().name.c_str());
   uuid_bytes(visible()[d], (unsigned char*)p->uuid.bytes);
-  p->totalGlobalMem = config().memory;
+  p->totalGlobalMem = config().total;
   p->sharedMemPerBlock = get(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK);
   p->sharedMemPerBlockOptin = get(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
   p->sharedMemPerMultiprocessor = get(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);

@@ -57,6 +57,7 @@ inline const char* env(const char* name, const char* fallback) {
 
 struct Config {
   uint64_t memory = bytes(getenv("FAKECUDA_MEMORY"), 80ull << 30) & ~0x1fffffull;  // of each device
+  uint64_t total = bytes(getenv("FAKECUDA_TOTAL"), memory);                        // of which programs are told
   uint64_t context = bytes(getenv("FAKECUDA_CONTEXT"), 450ull << 20);              // what a context takes of it
   uint64_t copy_limit = bytes(getenv("FAKECUDA_COPY"), 16ull << 20);               // larger copies are skipped
   int devices = atoi(env("FAKECUDA_DEVICES", "1"));
