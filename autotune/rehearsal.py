@@ -42,7 +42,7 @@ from autotune.values.config import Allowance, TrainConfig
 from autotune.values.problem import Fleet
 from autotune.values.rehearsal import Lever, Rehearsal, chance_to_fit
 from autotune.values.time_spent import Stopwatch
-from autotune.values.trial import Failure, Measurement, Memory, PeakParts, Purpose, Refusal, TrialResult
+from autotune.values.trial import Failure, Measurement, Memory, PeakParts, Purpose, Refusal, TrialResult, TrialStatus
 
 _LEAST_CAPABILITY = (7, 5)  # of torch's builds for CUDA 13
 _MOST_LEVERS = 3
@@ -81,11 +81,10 @@ def rehearse(
         raise InputError(
             f"--gpu {gpu}: torch's builds for CUDA 13 don't run on it; the stand-in has NVIDIA's from T4 on"
         )
-    given = {"script": script, "trainer": trainer, "make_trainer": make_trainer}
     wanted = {"model": "", "allow": "numerics", "memory": card.memory_bytes, "devices": devices}
     options = options_of(SearchOptions, wanted)
     with model_on_cpu(trainer):
-        subject = subject_of(options, **given)
+        subject = subject_of(options, script=script, trainer=trainer, make_trainer=make_trainer)
         content = pickle.dumps(subject)
     number, *others = dict.fromkeys(subject.options.devices or (1,))  # a launcher's number is there twice
     if others or not isinstance(number, int) or number > MOST_DEVICES:
@@ -174,14 +173,13 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
         if seen is None or seen.parts is None:
             assert isinstance(ample.outcome, Failure)
             unseen = {"peak": ample.outcome.memory or Memory(), "parts": PeakParts(phases={}, alive=())}
-            return Rehearsal(**common, **unseen, chance_to_fit=0.0, refused=ample.outcome.cause)
-        soaked = seen.soaked
-        left_out = (soaked.not_evaluated, soaked.not_saved) if soaked is not None else ()
-        common |= {
-            "peak": seen.memory,
-            "parts": seen.parts,
-            "notes": too_long(plan.workload, plan.facts) + [line for line in left_out if line],
-        }
+            refused, log = ample.outcome.cause, directory.path / "trials" / "0000" / "log.txt"
+            if ample.outcome.status is TrialStatus.CRASHED and log.exists():  # where in the code, its output says
+                refused += f" (its output: {log.rename(folder / 'log.txt')})"
+            return Rehearsal(**common, **unseen, chance_to_fit=0.0, refused=refused)
+        left_out = (seen.soaked.not_evaluated, seen.soaked.not_saved) if seen.soaked is not None else ()
+        notes = too_long(plan.workload, plan.facts) + [line for line in left_out if line]
+        common |= {"peak": seen.memory, "parts": seen.parts, "notes": notes}
         chance = _chance(seen.memory, gpu)
         if chance >= 0.5:
             return Rehearsal(**common, chance_to_fit=chance)

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -279,6 +280,16 @@ def test_where_values_of_the_model_decide_that_is_said(tmp_path):
     assert "nonzero of values that only a GPU computes" in done.stderr
     assert "train.py:" in done.stderr
     assert json.loads(done.stdout)["refused"]
+
+
+@pytest.mark.cuda
+def test_a_script_that_fails_while_it_trains_leaves_its_output(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setitem(globals(), "SCRIPT", SCRIPT.replace("self.first(f", "self.first(features[:, :5] + f"))
+    done = script(tmp_path, "l4", 64, 8, "data")
+    assert done.returncode == 3, done.stdout
+    log = Path(re.search(r"RuntimeError: The size.*its output: (\S+)\)$", json.loads(done.stdout)["refused"])[1])
+    assert re.search(r"train.py\", line \d+, in forward", log.read_text())
 
 
 @pytest.mark.cuda
