@@ -220,8 +220,10 @@ class Training:
             searched = "it is searched (--devices N), and the baseline is DDP, FSDP or ZeRO; remove it"
             raise InputError(f"your TrainingArguments set parallelism_config: {searched}")
         if not self.overrides("get_train_dataloader"):
-            if self.trainer.train_dataset is None:
-                raise InputError(f"your {self.name} has no train_dataset, so there is nothing to train on")
+            if (rows := self.trainer.train_dataset) is None or (has_length(rows) and not len(rows)):
+                raise InputError(
+                    f"your {self.name} has no train_dataset, or an empty one: there is nothing to train on"
+                )
             return
         made = batch_size(self.trainer.get_train_dataloader())
         asked = self.arguments["per_device_train_batch_size"]

@@ -8,6 +8,7 @@ from torch.utils.data import Subset
 from transformers import Trainer
 
 from autotune.cost.family import shape_of
+from autotune.errors import InputError
 from autotune.execution.describe import Training, _launched
 from autotune.values.model import Task
 from autotune.values.workload import OwnCode
@@ -29,6 +30,14 @@ def test_checkpointing_of_some_layers_is_barred_where_trl_switches_it_off_and_on
 
     assert values(trl.DPOTrainer) >= {"every-2nd", "every-4th"}
     assert values(trl.SFTTrainer) == values(Trainer) == set()
+
+
+@pytest.mark.parametrize("rows", [None, []])
+def test_a_trainer_without_samples_is_refused(rows):
+    made = training(Trainer)
+    made.name, made.trainer.args, made.trainer.train_dataset = "Trainer", SimpleNamespace(), rows
+    with pytest.raises(InputError, match="your Trainer has no train_dataset, or an empty one"):
+        made._check()
 
 
 class Endless:
