@@ -44,7 +44,6 @@ def variables(gpu: Gpu, store: Path, state: Path, *, devices: int, context_bytes
     assert gpu.capability is not None
     built, before = libraries(store), os.environ.get("LD_PRELOAD")
     preloaded = [str(path) for path in sorted(built.glob("lib*.so.*"))]
-    major, minor = gpu.capability
     return {
         "LD_PRELOAD": ":".join([*preloaded, *([before] if before else [])]),
         "TRITON_LIBCUDA_PATH": str(built),
@@ -52,7 +51,7 @@ def variables(gpu: Gpu, store: Path, state: Path, *, devices: int, context_bytes
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(devices))),
         "FAKECUDA_DEVICES": str(devices),
         "FAKECUDA_NAME": (*gpu.nvml_names, gpu.name)[0],
-        "FAKECUDA_CC": f"{major}.{minor}",
+        "FAKECUDA_CC": ".".join(map(str, gpu.capability)),
         "FAKECUDA_SMS": str(_MULTIPROCESSORS.get(gpu.capability, 108)),
         "FAKECUDA_CONTEXT": str(round(context_bytes)),
         "FAKECUDA_MEMORY": str(AMPLE_BYTES),

@@ -1,7 +1,7 @@
 """Computes small tensors on the host beside the stand-in, where kernels compute nothing.
 
 A training's memory depends on some values: lengths, masks, the sizes of images, which labels count. They come from the
-host as whole numbers and are computed from such. So every operator of torch runs as it does for CUDA, for its memory,
+host, as whole numbers or drawn at random. So every operator of torch runs as it does for CUDA, for its memory,
 and where all its tensors are known, the same operator of the CPU tells its result. All else is unknown: it comes from
 the model's own arithmetic. A fraction that is read of it (a loss, a norm) is 0; where a whole number or truth value is
 read, by which a program may decide how to go on, `UnknownValueError` is raised with the place.
@@ -105,7 +105,7 @@ def _beside(operator: Any, base: str, kernel: Callable[..., Any]) -> Callable[..
     arguments = operator._schema.arguments
     written_to = [(i, a.name) for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
     # What was there before doesn't matter to them.
-    writes_all = base in ("fill_", "zero_") or any(argument.is_out for argument in arguments)
+    writes_all = base in {"fill_", "zero_", *_RANDOM} or any(argument.is_out for argument in arguments)
     tensors = {i for i, argument in enumerate(arguments) if isinstance(argument.type, torch.TensorType)}
 
     def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -123,7 +123,7 @@ def _beside(operator: Any, base: str, kernel: Callable[..., Any]) -> Callable[..
         for tensor in written if writes_all else ():
             if tensor.is_cuda and on_host[id(tensor)] is None and _is_whole(tensor):
                 on_host[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype)
-        if base in _RANDOM or None in on_host.values():
+        if None in on_host.values() or (base in _RANDOM and written[0].requires_grad):  # weights become the model's
             if base in _SHAPED_BY_VALUES or base == "equal":
                 raise _unknown(f"{base} of values")
             for tensor in written:

@@ -58,6 +58,9 @@ KNOWN = {
     "which is one of them": lambda mask, labels, *_: torch.isin(7, labels),
     "a kernel that leaves the CPU another buffer": lambda mask, labels, grid, pixels: F.logsigmoid(pixels),
     "batch normalization": lambda mask, labels, grid, pixels: F.batch_norm(pixels, None, None, training=True),
+    "drawn at random": lambda mask, *_: (
+        (torch.rand(2, 4, device=mask.device) < 2).nonzero() + torch.randint(3, 4, (8, 2), device=mask.device)
+    ),
     "made sparse": lambda mask, *_: (mask.to_sparse(), mask)[1],
     "a loss": lambda mask, labels, grid, pixels: (pixels @ pixels).mean() * 0,
 }
@@ -71,6 +74,9 @@ UNKNOWN = {
     "a choice": lambda mask, labels, grid, pixels: bool((of_a_model(pixels) > 0).any()),
     "its place": lambda mask, labels, grid, pixels: of_a_model(pixels).argmax(-1).tolist(),
     "chosen by it": lambda mask, labels, grid, pixels: pixels[of_a_model(pixels) > 1],
+    "of weights drawn there": lambda mask, labels, grid, pixels: bool(
+        (torch.nn.Linear(2, 2, device=pixels.device)(pixels) > 0).any()
+    ),
     "counted in place": lambda mask, labels, grid, pixels: of_a_model(pixels).long().add_(1).tolist(),
     "written into what was known": lambda mask, labels, grid, pixels: (
         labels.clone().copy_(of_a_model(pixels).long().view(2, 4)).tolist()
