@@ -12,18 +12,9 @@ from autotune.training.adapters import ATTENTION_MODULES, EXPERT_PARAMETERS, IA3
 from autotune.training.arguments import compiler_refuses_tf32
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import TF32_VARIABLE, Hardware
-from autotune.values.model import FLASH_PACKAGES, ModelFacts, Task
+from autotune.values.model import CASTING_IMAGES, CONV1D_TYPES, FLASH_PACKAGES, ModelFacts, Task
 from autotune.values.techniques import CHECKPOINTING, OPTIMIZERS, Adapter, PrefixAdapter
 from autotune.values.workload import Workload
-
-# Types whose layers are transformers' Conv1D in place of linear ones.
-_CONV1D = ("gpt2", "imagegpt", "openai-gpt")
-
-# Image models that cast images to the bf16 of their weights (5.24); others hand fp32 to a convolution, which fails.
-_CAST_IMAGES = {
-    "clip", "data2vec-vision", "deit", "dinov2", "dinov2_with_registers", "ijepa", "imagegpt", "metaclip_2",
-    "siglip", "timm_wrapper", "vit", "vit_msn",
-}  # fmt: skip
 
 # Triton compiles kernel launchers in C: https://github.com/triton-lang/triton/blob/main/python/triton/runtime/build.py
 _NEEDS_CC = "needs a C compiler on CUDA, with which Triton builds launchers of its kernels (gcc, clang or $CC)"
@@ -60,7 +51,7 @@ def _precision(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
     in_16_bits = ("deberta",) if hardware.is_cpu and config.precision is Precision.BF16 else ("deberta", "fnet")
     if config.precision is not Precision.FP32 and model_type in in_16_bits:
         yield f"{model_type} in transformers fails in 16 bits; use fp32"
-    images = "images" * (workload.task is Task.IMAGE_CLASSIFICATION and model_type not in _CAST_IMAGES)
+    images = "images" * (workload.task is Task.IMAGE_CLASSIFICATION and model_type not in CASTING_IMAGES)
     if config.precision is Precision.PURE_BF16 and (uncast := "sound" * workload.task.takes_audio or images):
         yield f"{model_type} in transformers does not cast {uncast} to its weights' bf16"
     if config.precision in (Precision.BF16, Precision.PURE_BF16) and not hardware.has_bf16:
@@ -74,7 +65,7 @@ def _precision(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
             yield "fp8 pays only where inductor fuses its casts (--fix compile=inductor)"
         if config.adapter is not None or workload.own_code is not None or workload.recipe is not None:
             yield "fp8 replaces linear layers of whole models: not beside adapters, in your code or in TRL's trainers"
-        if not facts.linear_modules or workload.model.model_type in _CONV1D:
+        if not facts.linear_modules or workload.model.model_type in CONV1D_TYPES:
             yield f"{workload.model.model_type} has no linear layers that could multiply in fp8"
 
 
@@ -228,7 +219,7 @@ def _adapter(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
         yield f"{model_type} has no linear layers for {found.kind}"
     if found.kind == "ia3" and not _any_named(linear, IA3_MODULES):
         yield f"no layer of {model_type} is known to ia3 as keys, values or feed-forward"
-    if found.kind in ("loha", "lokr") and model_type in _CONV1D:
+    if found.kind in ("loha", "lokr") and model_type in CONV1D_TYPES:
         yield f"peft's {found.kind} doesn't know the layers of {model_type}; its lora does"
     targets = getattr(found, "target_modules", None)
     if targets == "attention" and not _any_named(linear, ATTENTION_MODULES):

@@ -86,6 +86,15 @@ def _kernels_in(value: Any, *, is_name: bool = False) -> Iterator[str]:
 # Packages of the kernels (https://github.com/Dao-AILab/flash-attention).
 FLASH_PACKAGES = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
 
+# Types whose layers are transformers' Conv1D in place of linear ones.
+CONV1D_TYPES = ("gpt2", "imagegpt", "openai-gpt")
+
+# Image models that cast images to the bf16 of their weights (5.24); others hand fp32 to a convolution, which fails.
+CASTING_IMAGES = (
+    "clip", "data2vec-vision", "deit", "dinov2", "dinov2_with_registers", "ijepa", "imagegpt", "metaclip_2",
+    "siglip", "timm_wrapper", "vit", "vit_msn",
+)  # fmt: skip
+
 # Implementations of experts in transformers 5 (`ExpertsInterface` in integrations/moe.py).
 EXPERTS_IMPLEMENTATIONS = ("grouped_mm", "batched_mm", "eager")
 
