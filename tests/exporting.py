@@ -81,6 +81,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16", "tf32": True, "optim": "paged_adamw_8bit"},
     "pure-bf16": {"precision": "pure_bf16", "optim": "adafactor", "checkpointing": "full"},
     "fp16": {"precision": "fp16", "checkpointing": "full", "use_liger_kernel": True},
+    "fp8": {"torch_compile_backend": "inductor", "precision": "fp8"},
     "compiled": {"torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune", "precision": "bf16"},
     "lora": {"adapter": {"kind": "lora", "dropout": 0.1}, "precision": "bf16", "attn_implementation": "eager"},
     "dora": {"adapter": {"kind": "dora", "target_modules": "attention"}, "precision": "bf16"},

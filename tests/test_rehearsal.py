@@ -265,9 +265,8 @@ def test_a_library_with_a_cuda_runtime_of_its_own_is_named_though_the_script_goe
 @pytest.mark.cuda
 def test_a_script_that_asks_how_much_memory_there_is_is_told_the_gpus(tmp_path, monkeypatch):
     asks = "total = torch.cuda.mem_get_info()[1], torch.cuda.get_device_properties(0).total_memory\n"
-    monkeypatch.setitem(
-        globals(), "SCRIPT", SCRIPT.replace("rows = [", f"{asks}batch >>= max(total) < 1 << 35\nrows = [")
-    )
+    asking = SCRIPT.replace("rows = [", f"{asks}batch >>= max(total) < 1 << 35\nrows = [")
+    monkeypatch.setitem(globals(), "SCRIPT", asking)
     done = script(tmp_path, "l4", 64, 8, "data")
     assert done.returncode == 0, done.stderr
     assert Rehearsal.model_validate_json(done.stdout).workload.global_batch_size == 4

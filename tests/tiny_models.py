@@ -9,11 +9,8 @@ TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 DECODER = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}
 T5 = {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-BOTH = {
-    f"{side}_{name}": value
-    for side in ("encoder", "decoder")
-    for name, value in {"layers": 2, "ffn_dim": 48, "attention_heads": 4}.items()
-}
+SIDE = {"layers": 2, "ffn_dim": 48, "attention_heads": 4}
+BOTH = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in SIDE.items()}
 
 TINY = {
     "llama": DECODER,

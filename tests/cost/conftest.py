@@ -16,11 +16,8 @@ from autotune.values.model import ModelFacts, ModelSpec, Task
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 DECODER = {**SIZES, "num_hidden_layers": 4, "num_key_value_heads": 2}
 T5 = {"vocab_size": 512, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, "decoder_start_token_id": 0}
-BOTH = {
-    f"{side}_{name}": value
-    for side in ("encoder", "decoder")
-    for name, value in {"layers": 4, "ffn_dim": 128, "attention_heads": 4}.items()
-}
+SIDE = {"layers": 4, "ffn_dim": 128, "attention_heads": 4}
+BOTH = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in SIDE.items()}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 MODELS: dict[str, dict[str, Any]] = {

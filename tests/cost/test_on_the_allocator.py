@@ -73,9 +73,7 @@ RULES = {
     "programs of inductor, dropout and all": (
         "distilbert/distilgpt2", 256, 4, {**CHECKPOINTED, "torch_compile_backend": "inductor"}
     ),
-    "products in fp8": (
-        "EleutherAI/pythia-70m", 512, 8, {"precision": "fp8", "torch_compile_backend": "inductor"}
-    ),
+    "products in fp8": ("EleutherAI/pythia-70m", 512, 8, {"precision": "fp8", "torch_compile_backend": "inductor"}),
     "Liger: long": ("meta-llama/Llama-3.2-1B", 16384, 1, {**LIGER, **CHECKPOINTED}),
 }  # fmt: skip
 
