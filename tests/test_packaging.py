@@ -24,7 +24,7 @@ BROUGHT_BY_OTHERS = {
     "tokenizers": "transformers", "huggingface_hub": "transformers", "markupsafe": "jinja2", "pyarrow": "datasets",
     "triton": "torch",
 }  # fmt: skip
-NOT_REQUIRED = {"liger_kernel"}
+NOT_REQUIRED = {"liger_kernel", "torchao"}
 
 
 def project() -> dict:

@@ -129,7 +129,7 @@ ERRORS = [
     ("--gpu rtx-4900", 2, "unknown GPU 'rtx-4900' (did you mean 'rtx-4090'"),
     ("--fix micro-batch=0", 2, "--fix micro-batch=0: expected a number above 0"),
     ("--fix micro-batch=many", 2, "micro-batch=many: expected a whole number"),
-    ("--fix precision=bf61", 2, "precision=bf61: expected fp32, fp16, bf16 or pure_bf16"),
+    ("--fix precision=bf61", 2, "precision=bf61: expected fp32, fp16, bf16, fp8 or pure_bf16"),
     ("--seq-len 5000", 2, "--seq-len 5000: tiny-llama has 256 positions"),
     ("--fix optim=adamw_trch", 2, "optimizer 'adamw_trch' (did you mean 'adamw_torch'"),
     ("--gpu t4 --fix bf16=true", 2, "not possible on t4: Tesla T4 has no bf16"),

@@ -185,7 +185,7 @@ def test_fixed_values_are_read_by_any_name_of_a_knob(written, options, values):
         (["lora_r=4"], "--fix lora_r: name adapter-rank"),
         (["optim=adamw"], "--fix optim=adamw: there are several: adamw_torch_fused (the Trainer's default),"),
         (["precision"], "--fix precision: expected a knob and its value, such as precision=bf16"),
-        (["precision=b16"], "--fix precision=b16: expected fp32, fp16, bf16 or pure_bf16 (did you mean 'bf16'?)"),
+        (["precision=b16"], "--fix precision=b16: expected fp32, fp16, bf16, fp8 or pure_bf16 (did you mean 'bf16'?)"),
         (["attention=spda"], "--fix attention: 'spda' is unknown (did you mean 'sdpa'?)"),
         (["attention=flash"], "--fix attention: 'flash' is unknown; there are sdpa, eager, flash_attention_2,"),
         (["optim=adamw_bnb_4bit"], "--fix optim=adamw_bnb_4bit: transformers has no optimizer"),
