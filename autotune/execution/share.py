@@ -1,4 +1,4 @@
-"""The part of a node of a Ray cluster in trials: an actor that runs the ranks of its node (see `ray_pool`)."""
+"""The part of a node of a Ray cluster: an actor that runs its ranks of trials and measures the network (`ray_pool`)."""
 
 import os
 import pkgutil

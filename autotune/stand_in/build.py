@@ -103,9 +103,7 @@ def build(folder: Path) -> None:
         versions = [f"-D{name}_VERSION={number}" for name, number in _library_versions(site).items()]
         # The libraries of CUDA that torch needs, such as libcublas.so.13, with their names, such as cublas.
         said = "".join(_output("readelf", "-d", library) for library in site.glob("torch/lib/*.so"))
-        needed = {
-            soname: name for soname, name in _NEEDED.findall(said) if name in _PREFIXES
-        }  # libcublas.so.13: cublas
+        needed = {soname: name for soname, name in _NEEDED.findall(said) if name in _PREFIXES}
         for soname, name in sorted(needed.items()):
             wanted = {symbol: of for symbol, of in taken if _belongs(symbol, of, soname, name)}
             _stubs(soname, name, wanted, versions, work, driver)
