@@ -39,9 +39,11 @@ _IDLE = {
     ("dataloader_num_workers", 0): ("dataloader_prefetch_factor",),
 }
 
-# Parameters that decide whether others are legal: precision for 16-bit kernels, the number of devices for sharding and
-# micro-batches, sharding for optimizers and checkpointing, tensor parallelism for sharding the remaining devices.
-_COMPANIONS = ("precision", "parallelism.world_size", "parallelism.sharding", "parallelism.tensor_parallel")
+# Parameters that decide whether others are legal: precision for 16-bit kernels, compiling for fp8, the number of
+# devices for sharding and micro-batches, sharding for optimizers and checkpointing, tensor parallelism for sharding the
+# remaining devices.
+_OF_DEVICES = ("parallelism.world_size", "parallelism.sharding", "parallelism.tensor_parallel")
+_COMPANIONS = ("precision", "torch_compile_backend", *_OF_DEVICES)
 
 
 class Dimension(NamedTuple):

@@ -45,8 +45,7 @@ def test_layers_and_parameters_outside_of_them_make_the_model(profile_of, model)
 
 
 def test_most_layers_multiply_in_fp8_and_save_no_weights_cast_to_16_bits(profile_of):
-    mixed = {"device": "cuda", "autocast": "bfloat16"}
-    bf16, fp8 = profile_of("llama", **mixed), profile_of("llama", **mixed, float8=True)
+    bf16, fp8 = (profile_of("llama", device="cuda", autocast="bfloat16", float8=there) for there in (False, True))
     assert fp8.parameters == bf16.parameters
     assert fp8.needed_flops.per_sample == pytest.approx(bf16.needed_flops.per_sample)
     products = [work for work in fp8.work if work.kind == CONTRACTION]

@@ -410,8 +410,7 @@ def test_scripts_are_python_that_needs_no_autotune(target, answer):
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not [name for name in imported if name.startswith("autotune")]
     assert max(map(len, source.splitlines())) <= 120
-    multiplies_in_fp8 = "    convert_model_to_fp8_ao(model, Float8LinearConfig(pad_inner_dim=True))" in source
-    assert multiplies_in_fp8 == (answer.get("precision") == "fp8")
+    assert ("convert_model_to_fp8_ao(model, Float8" in source) == (answer.get("precision") == "fp8")
 
 
 def test_a_script_of_trl_trains_an_adapter_on_packed_weights_in_fp32_as_trials_do():

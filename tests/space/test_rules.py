@@ -118,7 +118,6 @@ ILLEGAL = [
     (why(GPU, **FP8), "a GPU has no products in fp8 (compute capability 8.9 or newer)"),
     (why(HOPPER, **FP8), "fp8 needs the package torchao"),
     (why(AO_GPU, precision="fp8"), "fp8 pays only where inductor fuses its casts (--fix compile=inductor)"),
-    (why(AO_GPU, **FP8, adapter={"kind": "lora"}), "fp8 replaces linear layers of whole models"),
     (why(AO_GPU, **FP8, workload=WITH_A_RECIPE), "fp8 replaces linear layers of whole models"),
     (why(AO_GPU, **FP8, facts=NO_LINEAR), "llama has no linear layers that could multiply in fp8"),
     (why(AO_GPU, **FP8, model_type="gpt2"), "gpt2 has no linear layers that could multiply in fp8"),

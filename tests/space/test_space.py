@@ -113,11 +113,14 @@ def test_values_that_are_never_legal_or_not_allowed_are_left_out_with_the_reason
     assert "--allow numerics does not admit" in space.left_out["precision", "pure_bf16"]
 
 
-def test_a_kernel_that_needs_16_bits_is_kept_for_a_baseline_of_32():
+def test_a_kernel_that_needs_16_bits_is_kept_for_a_baseline_of_32_as_fp8_is_for_one_that_is_not_compiled():
     kernels = {"attn_implementation": ["sdpa", "flash_attention_2"]}
     here = {"hardware": make_gpu(), "baseline": make_config(precision="fp32")}
     assert "flash_attention_2" in choices(make_space({"precision": ["bf16"], **kernels}, **here), "attn_implementation")
     assert "flash_attention_2" not in choices(make_space(kernels, **here), "attn_implementation")
+    here = {"hardware": make_gpu(capability=(9, 0), versions={**make_gpu().versions, "torchao": "0.18.0"})}
+    compiled = {"precision": ["fp8"], "torch_compile_backend": ["inductor"]}
+    assert choices(make_space(compiled, **here), "precision") == ("fp32", "fp8")
 
 
 def test_a_parameter_that_costs_too_much_for_the_effort_does_not_exist():
