@@ -38,6 +38,10 @@ class Shallow(NamedTuple):
     buffers_bytes: int
 
 
+# The share of operators in which compiled layers differ, above which a few checkpointed ones tell little of many:
+# inductor may compute all layers again before it needs the first, as OPT's.
+_UNLIKE = 0.05
+
 # By family and depths.
 Known = dict[tuple[object, ...], Shallow]
 
@@ -66,8 +70,14 @@ def profile(
         config = without_chance(build_config(spec, shape.task))
         found = stacks(config, family.checkpointed_every, frozen_layers(spec.frozen))
         if found and all(s.depth > s.base for s in found):
+            expected = parameters if family.tensor_parallel == 1 else None
             with contextlib.suppress(full_depth.NotLinear):
-                return profiler.extended(config, found, parameters if family.tensor_parallel == 1 else None)
+                traced = profiler.extended(config, found, expected)
+                if family.compiled and family.checkpointing != "none" and traced.unlike > _UNLIKE:
+                    deeper = tuple(s.deeper() for s in found)
+                    few = all(s.depth <= s.base + s.period for s in deeper)
+                    traced = profiler.extended(config, () if few else deeper, expected)
+                return traced
             if family.compiled:  # as a whole it would take minutes
                 raise full_depth.NotLinear("layers are compiled to programs that differ")
         return replace(profiler, known={}).extended(config, (), None)

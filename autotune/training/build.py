@@ -14,7 +14,7 @@ import re
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from autotune.errors import InputError, one_line
 from autotune.training.facts import facts_of
@@ -159,6 +159,11 @@ class Stack:
     depth: int
     base: int  # layers of the shallowest model that has every kind of layer
     period: int  # layers after which the kinds repeat
+
+    def deeper(self) -> Self:
+        """Return this stack, to be traced with about six layers more, and with twice as many more."""
+        period = self.period * max(1, 6 // self.period)
+        return replace(self, base=self.base + (self.depth - self.base) % period, period=period)
 
 
 def stacks(config: Any, every: int = 1, leading: int = 0) -> tuple[Stack, ...]:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -181,6 +182,22 @@ def test_families_that_differ_in_checkpointing_share_an_evaluation(tiny_llama, m
     assert full.evaluation == plain.evaluation
     assert full.evaluation is not None
     assert len(evaluated) == 4  # two depths with two micro-batches
+
+
+@pytest.mark.parametrize(
+    ("model", "unlike", "found"),
+    [("opt-1.3b", 0.2, [[(2, 1)], [(6, 6)]]), ("opt-125m", 0.2, [[(2, 1)], []]), ("opt-125m", 0.01, [[(2, 1)]])],
+)
+def test_where_checkpointed_layers_compile_to_unlike_programs_more_are_traced(monkeypatch, model, unlike, found):
+    def extended(self, config, stacks, parameters):
+        traced.append([(stack.base, stack.period) for stack in stacks])
+        return SimpleNamespace(unlike=unlike)
+
+    traced = []
+    monkeypatch.setattr(profiler._Profiler, "extended", extended)
+    family = make_family(device="cuda", checkpointing="full", compiled=True)
+    profile(resolve(f"facebook/{model}"), family, Shape(task=Task.CAUSAL_LM, length=8))
+    assert traced == found
 
 
 BODIES = [f"bert.encoder.layer.*.{part}" for part in PRODUCTS]
