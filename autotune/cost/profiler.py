@@ -40,7 +40,7 @@ class Shallow(NamedTuple):
 
 # The share of operators in which compiled layers differ, above which a few checkpointed ones tell little of many:
 # inductor may compute all layers again before it needs the first, as OPT's.
-_UNLIKE = 0.05
+_UNLIKE = 0.08
 
 # By family and depths.
 Known = dict[tuple[object, ...], Shallow]
