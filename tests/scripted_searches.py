@@ -31,6 +31,18 @@ def staggered_s(request: TrialRequest) -> float:
     return 7.0 if request.number == 0 else 10.0 + request.number % 5 / 2
 
 
+def interrupted(outcome: Callable[[TrialRequest], Outcome | float], call: int | None):
+    """Return a function that gives the same, but is ended by Ctrl-C at its call number `call`, from 0."""
+    calls = itertools.count()
+
+    def told(request: TrialRequest) -> Outcome | float:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return outcome(request)
+
+    return told
+
+
 class Search:
     """One search in one run directory, which can be stopped and gone on with.
 
@@ -62,15 +74,8 @@ class Search:
 
     def run(self, *, stop_after: int | None = None) -> ResultData:
         """Run the search with a new runner; a Ctrl-C comes in its trial number `stop_after`."""
-        runs = itertools.count()
-
-        def outcome(request: TrialRequest) -> Outcome | float:
-            if next(runs) == stop_after:
-                raise KeyboardInterrupt
-            return self._outcome(request)
-
         takes = {"duration_s": self._duration_s, "clock": self.clock, "places": self._places}
-        self.runner = ScriptedRunner(self.directory, outcome, **takes)
+        self.runner = ScriptedRunner(self.directory, interrupted(self._outcome, stop_after), **takes)
         with mock.patch("autotune.search.sampler.PATIENCE_DRAWS", self._patience):
             tuner = Tuner(
                 self.plan, RunDirectory(self.directory), self.runner, self.events.append,

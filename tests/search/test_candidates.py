@@ -183,8 +183,11 @@ def test_what_is_not_open_is_passed_over():
     assert search.candidates.next(search.history, lambda config: False) is None
 
 
-def test_what_is_predicted_not_to_fit_is_never_proposed():
+def test_what_is_predicted_not_to_fit_is_never_proposed_and_a_refusal_says_how_much_it_would_take():
     search = Search(memory_bytes=6 * GB)
+    assert search.candidates.refusal(make_config(1)) is None
+    refusal = search.candidates.refusal(make_config(16))
+    assert re.fullmatch(r"predicted to need at least 1\d\.\d+ GiB; the budget is 5\.59 GiB", refusal)
     proposed = search.run(search.as_predicted)
     assert proposed
     for config in proposed:
@@ -247,13 +250,6 @@ def test_what_is_expected_is_what_the_model_says_now_to_which_a_crash_makes_no_d
     assert search.next() != BEST
     search.end(config, search.as_predicted(config, slower=2.0))
     assert search.candidates.prediction(config).samples_per_second < 0.6 * estimate.samples_per_second
-
-
-def test_a_refusal_says_how_much_it_would_take():
-    search = Search(memory_bytes=6 * GB)
-    assert search.candidates.refusal(make_config(1)) is None
-    refusal = search.candidates.refusal(make_config(16))
-    assert re.fullmatch(r"predicted to need at least 1\d\.\d+ GiB; the budget is 5\.59 GiB", refusal)
 
 
 def test_what_has_no_prediction_is_not_proposed_nor_refused_and_its_trials_are_the_bar_all_the_same():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 from pathlib import Path
 
@@ -24,8 +23,10 @@ from factories import (
     make_space_file,
     make_workload,
 )
-from profiles import MB, make_family, make_group, make_model, make_profile, make_rates, make_work
+from predicted_space import KINDS, make_model_of, profile_of
+from profiles import MB
 from recorded_searches import DAY, keep, recorded_search, recorded_trial
+from scripted_searches import interrupted
 from search_events import Heard
 
 from autotune.search.earlier import EarlierSearches, cut_short, hopeless_after_s
@@ -312,15 +313,6 @@ class TestLessons:
         assert self.rates(late, early) == {FAST: 20.0}
 
 
-def profile_of(precision: str, checkpointing: str):
-    """bf16 is four times as fast, checkpointing half as fast."""
-    return make_profile(
-        make_family(autocast="bfloat16" if precision == "bf16" else None, checkpointing=checkpointing),
-        parameters=(make_group(10_000, 10_000),),
-        work=(make_work((10 if checkpointing == "none" else 20) * MB, width=2 if precision == "bf16" else 4),),
-    )
-
-
 class Searches:
     """Searches of one machine, one after the other, with a record in a real database."""
 
@@ -330,8 +322,7 @@ class Searches:
         self.speed = 1.0
         self.guided = True
         self.bonus: dict[TrainConfig, float] = {}
-        kinds = itertools.product(("fp32", "bf16"), ("none", "full"))
-        self.model = make_model([profile_of(*kind) for kind in kinds], rates=make_rates(launch_s=2e-2))
+        self.model = make_model_of([profile_of(*kind, kept=MB) for kind in KINDS])
 
     def outcome(self, request: TrialRequest):
         if request.limits.memory_bytes < 8 * GIB and request.config.checkpointing == "none":
@@ -354,14 +345,7 @@ class Searches:
         plan = make_plan(search_id=name, **fields)
         directory = RunDirectory(self.folder / name)
         directory.path.mkdir(exist_ok=True)
-        count = itertools.count()
-
-        def outcome(request: TrialRequest):
-            if next(count) == stop_after:
-                raise KeyboardInterrupt
-            return self.outcome(request)
-
-        runner, self.heard = ScriptedRunner(directory.path, outcome), Heard()
+        runner, self.heard = ScriptedRunner(directory.path, interrupted(self.outcome, stop_after)), Heard()
         writer = RecordWriter(self.database, plan, directory, self.heard)
         earlier = EarlierSearches(plan, writer.earlier())
         model = self.model if self.guided else None

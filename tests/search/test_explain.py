@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from factories import OUT_OF_MEMORY, Clock, ScriptedRunner, make_config, make_hardware
 from finished_searches import BEST, make_search, nothing_helps, outcome, rate, without_memory
+from scripted_searches import interrupted
 from search_events import Heard
 
 from autotune.errors import InputError, MachineError
@@ -16,7 +17,7 @@ from autotune.storage.run_directory import EXPLAIN_FOLDER, RunDirectory
 from autotune.values import hardware as machine
 from autotune.values.config import TrainConfig
 from autotune.values.problem import TrialEnded, ignore
-from autotune.values.trial import Purpose, TrialRequest
+from autotune.values.trial import Purpose
 
 PRECISION = make_config(16, optim="adamw_torch")
 OPTIMIZER = make_config(16, precision="bf16")
@@ -87,13 +88,8 @@ def test_where_nothing_has_to_be_run_no_machine_is_needed(explained, monkeypatch
 
 
 def test_what_was_stopped_goes_on(explained):
-    def stopped(request: TrialRequest):
-        if request.number == 5:
-            raise KeyboardInterrupt
-        return outcome(request)
-
     with pytest.raises(KeyboardInterrupt):
-        explained.run(told=stopped)
+        explained.run(told=interrupted(outcome, 5))
     explained.run()
     assert explained.ran == [MICRO_BATCH, PRECISION, OPTIMIZER]
 

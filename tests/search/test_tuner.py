@@ -49,7 +49,7 @@ from autotune.verification.finals import Finals
 from autotune.verification.verdict import assemble
 
 BASE = make_config()
-SMALL = {"precision": ["fp32", "bf16"]}
+SMALL, HALF = {"precision": ["fp32", "bf16"]}, make_config(precision="bf16")  # a space of two, and the second
 
 
 @pytest.fixture
@@ -275,13 +275,14 @@ def test_a_final_that_others_brought_down_says_nothing_of_the_baseline_and_runs_
     assert [r.config for r in run.runner.requests if r.purpose is Purpose.FINAL] == [BASE]
 
 
+def all_alike(request: TrialRequest) -> Outcome:
+    """Whatever differs from the baseline is twice as fast."""
+    return make_measurement(20.0 if request.config != BASE else 10.0, startup_s=9.0, samples=4)
+
+
 def test_finals_that_go_on_have_the_finalists_that_they_had(search):
     """There is time for one finalist of two that are near each other."""
-
-    def told(request: TrialRequest) -> Outcome:
-        return make_measurement(20.0 if request.config != BASE else 10.0, startup_s=9.0, samples=4)
-
-    run = search(told, budget=within(110.0, 60.0, max_trials=3, finalists=3, measure_time_s=4.0))
+    run = search(all_alike, budget=within(110.0, 60.0, max_trials=3, finalists=3, measure_time_s=4.0))
     with pytest.raises(SearchInterrupted):
         run.run(stop_after=4 + 3)
     assert run.run().verdict == "faster"
@@ -407,11 +408,7 @@ def test_a_baseline_beyond_the_usual_limit_takes_what_is_left_if_no_other_trial_
 @pytest.mark.parametrize(("max_time_s", "finalists"), [(300.0, 3), (150.0, 2), (110.0, 1)])
 def test_as_many_finalists_are_measured_again_as_there_is_time_for(search, max_time_s, finalists):
     """Two rounds of each take 20 to 40 s; the three fastest are within a tenth of each other."""
-    budget = within(max_time_s, 60.0, max_trials=3, finalists=3, measure_time_s=4.0)
-    run = search(
-        lambda request: make_measurement(20.0 if request.config != BASE else 10.0, startup_s=9.0, samples=4),
-        budget=budget,
-    )
+    run = search(all_alike, budget=within(max_time_s, 60.0, max_trials=3, finalists=3, measure_time_s=4.0))
     assert run.run().verdict == "faster"
     again = {r.config for r in run.finished if r.purpose is Purpose.FINAL}
     assert len(again) == 1 + finalists
@@ -535,10 +532,7 @@ def test_the_winner_is_soaked_and_compared_after_the_finals(search):
 
 
 def test_where_all_fail_their_soak_nothing_is_handed_out(search):
-    def unfit(request: TrialRequest) -> Outcome | float:
-        return OUT_OF_MEMORY if request.purpose is Purpose.SOAK else rate(request)
-
-    run = search(unfit, SMALL, **PROVEN)
+    run = search(checked(unfit=(BASE, HALF)), SMALL, **PROVEN)
     with pytest.raises(NothingPassedError, match=r"precision bf16: soak, trial \d+: out of memory.*the baseline: soak"):
         run.run()
     assert not (run.directory / ANSWER_FILE).exists()
@@ -596,9 +590,7 @@ def test_a_winner_that_fails_a_check_is_refused_with_its_reason_and_the_next_is_
 
 
 def test_where_everything_diverges_the_baseline_is_the_answer(search):
-    run = search(checked(), SMALL, **PROVEN)
-    every = tuple(c for c in run.plan.every_config() if c != BASE)
-    run = search(checked(diverging=every), SMALL, **PROVEN)
+    run = search(checked(diverging=(HALF,)), SMALL, **PROVEN)
     result = run.run()
     assert (result.verdict, result.best.config) == ("no_clear_winner", BASE)
     assert result.soaked is not None
