@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -356,17 +357,13 @@ def grow_beside_the_allocator(directory: Path) -> None:
 def thrash(directory: Path) -> None:
     """Train while each step needs the memory that is cached, in another size."""
     import torch
-    from transformers import Trainer
 
-    original = Trainer.training_step
-
-    def training_step(self: Trainer, *arguments: object, **named: object) -> object:
+    def take_and_free() -> None:
         for mib in (700, 1200):  # which a budget of 2 GiB has no room for together
             torch.empty(mib << 20, dtype=torch.uint8, device="cuda:0")
         torch.cuda.empty_cache()
-        return original(self, *arguments, **named)
 
-    Trainer.training_step = training_step
+    around_each_step(before=take_and_free)
     train_usually(directory)
 
 
@@ -374,10 +371,8 @@ def count_compilations(directory: Path) -> None:
     """Train, and write down how often torch had compiled and recorded CUDA graphs by the end of each step."""
     import torch
     from torch._dynamo import callback
-    from transformers import Trainer
 
-    step, begin = Trainer.training_step, torch.cuda.CUDAGraph.capture_begin
-    counts, by_step = {"compiled": 0, "recorded": 0}, []
+    begin, counts, by_step = torch.cuda.CUDAGraph.capture_begin, {"compiled": 0, "recorded": 0}, []
 
     def compiled(_: object) -> None:
         counts["compiled"] += 1
@@ -386,32 +381,40 @@ def count_compilations(directory: Path) -> None:
         counts["recorded"] += 1
         begin(self, *arguments, **named)
 
-    def training_step(self: Trainer, *arguments: object, **named: object) -> object:
-        loss = step(self, *arguments, **named)
-        by_step.append({**counts})
-        return loss
-
     callback.on_compile_start(compiled)
-    torch.cuda.CUDAGraph.capture_begin, Trainer.training_step = capture_begin, training_step
+    torch.cuda.CUDAGraph.capture_begin = capture_begin
+    around_each_step(after=lambda: by_step.append({**counts}))
     train_usually(directory)
     seen(directory, by_step)
 
 
 def look_at_the_compile_cache(directory: Path) -> None:
     """Train, and write down where compiled code goes while it trains, and whether that is there after it."""
-    from transformers import Trainer
+    names, found = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), {}
 
-    step, names, found = Trainer.training_step, ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), {}
-
-    def training_step(self: Trainer, *arguments: object, **named: object) -> object:
+    def look() -> None:
         found.update({name: os.environ[name] for name in names})
         found.setdefault("at first", [path.name for path in Path(os.environ[names[0]]).iterdir()])
         Path(os.environ[names[1]]).mkdir(exist_ok=True)
-        return step(self, *arguments, **named)
 
-    Trainer.training_step = training_step
+    around_each_step(before=look)
     train_usually(directory)
     seen(directory, {**found, "after": Path(found[names[0]]).exists()})
+
+
+def around_each_step(*, before: Callable[[], None] = lambda: None, after: Callable[[], None] = lambda: None) -> None:
+    """Have the Trainer do this before and that after each of its micro-steps."""
+    from transformers import Trainer
+
+    step = Trainer.training_step
+
+    def training_step(self: Trainer, *arguments: object, **named: object) -> object:
+        before()
+        loss = step(self, *arguments, **named)
+        after()
+        return loss
+
+    Trainer.training_step = training_step
 
 
 def train_usually(directory: Path) -> None:

@@ -4,6 +4,7 @@ Those that need no libraries come first. `behave` trains for real; what one of i
 of the run directory, as `plan` writes it.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from misbehaving import FOR_EVER_S, complete
+from misbehaving import FOR_EVER_S, around_each_step, complete
 
 from autotune.execution.environment import own_rank
 from autotune.execution.outcome import outcome_file
@@ -137,14 +138,5 @@ def _pause(directory: Path) -> None:
 
 def _in_a_step(do, after: int = BAD_STEP) -> None:
     """Do something bad in the Trainer's micro-step, when some have gone well."""
-    from transformers import Trainer
-
-    original, taken = Trainer.training_step, []
-
-    def training_step(self, *args, **kwargs):
-        taken.append(1)
-        if len(taken) > after:
-            do()
-        return original(self, *args, **kwargs)
-
-    Trainer.training_step = training_step
+    steps = itertools.count()
+    around_each_step(before=lambda: do() if next(steps) >= after else None)

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,12 @@ def run_at_once(program: str, argument: str, names: Iterable[str]) -> list[tuple
     """Return exit code and standard error of processes that begin their work together, one for each name.
 
     Args:
-        program: Says "ready", waits for a line, and then works; it is told `argument`, its name and the tests' folder.
+        program: Says "ready", waits for a line, and then works; it is told `argument` and its name.
         argument: The same for all.
         names: One for each.
     """
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    started = [process("-c", program, argument, name, ROOT / "tests") for name in names]
+    started = [process("-c", program, argument, name) for name in names]
     processes = [subprocess.Popen(**each, **pipes) for each in started]
     try:
         for each in processes:
@@ -60,8 +60,16 @@ def run_at_once(program: str, argument: str, names: Iterable[str]) -> list[tuple
     return [(each.returncode, error) for each, error in zip(processes, errors, strict=True)]
 
 
+def until(holds: Callable[[], Any], *, limit_s: float = 120.0, while_runs: subprocess.Popen[str] | None = None) -> Any:
+    """Return what a function gives, once that is something; a program that is waited for may not have ended."""
+    deadline = time.monotonic() + limit_s
+    while not (found := holds()):
+        assert while_runs is None or while_runs.poll() is None, while_runs.stderr.read()
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
+    return found
+
+
 def wait_for(path: Path) -> str:
     """Return what stands in a file that another process writes, once something does."""
-    while not path.exists() or not (text := path.read_text()):
-        time.sleep(0.02)
-    return text
+    return until(lambda: path.exists() and path.read_text())

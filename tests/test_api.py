@@ -4,13 +4,12 @@ import json
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import pytest
-from running import process
+from running import process, until
 
 import autotune
 from autotune.execution.job import marked
@@ -64,7 +63,7 @@ def found(thin_llama, bench, tmp_path_factory) -> Found:
     files = ("--space", space, "--baseline", baseline)
     search = _start(thin_llama, run, "--max-trials", 2, *files, code=SHORTLY)
     try:
-        _wait_for(lambda: (run / "trials/0002/process.json").exists(), search)
+        until((run / "trials/0002/process.json").exists, while_runs=search)
         below = psutil.Process(search.pid).children(recursive=True)
     finally:
         search.kill()
@@ -201,14 +200,6 @@ def test_the_users_own_arguments_are_the_baseline_and_real_data_have_their_own_l
     assert any("ByT5" in note for note in result.notes)
 
 
-def _wait_for(condition, search, limit_s: float = 120) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert search.poll() is None, search.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def _start(model: Path, run: Path, *options: object, code: str = "") -> subprocess.Popen:
     program = ("-c", code) if code else ("-m", "autotune")
     words = (*program, "find", "--model", model, *QUICK, "--run-dir", run, *options)
@@ -220,7 +211,7 @@ def test_a_running_search_is_alone_and_ctrl_c_writes_the_best_so_far_and_exits_w
     run = tmp_path / "run"
     search = _start(tiny_llama, run, "--effort", "standard")
     try:
-        _wait_for(lambda: (run / "trials/0000/result.json").exists(), search)
+        until((run / "trials/0000/result.json").exists, while_runs=search)
         running = autotune("resume", run)
         again = autotune("find", "--model", tiny_llama, *QUICK, "--run-dir", run)
         search.send_signal(signal.SIGINT)

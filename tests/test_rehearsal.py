@@ -1,6 +1,5 @@
 """An unchanged training on the stand-in for a GPU: its memory, whether it fits, and where that can't be told."""
 
-import io
 import json
 import re
 import subprocess
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from answers import drawn
 from factories import make_config, make_facts, make_plan, make_workload
 from own_trainings import LLAMA_SCRIPT
 from running import printed, python
@@ -15,7 +15,6 @@ from running import printed, python
 from autotune import rehearsal, rehearse
 from autotune.errors import InputError, MachineError
 from autotune.output.estimate_table import cards_table, rehearsal_table
-from autotune.output.terminal import Console
 from autotune.rehearsal import rehearse_on_all
 from autotune.space.knobs import changes
 from autotune.stand_in import device
@@ -72,12 +71,6 @@ def made(**fields):
     return Rehearsal(**{**given, **fields})
 
 
-def shown(table):
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(table)
-    return console.export_text()
-
-
 def test_chances_follow_how_far_the_stand_in_is_off():
     def chance(device_gib):
         memory = Memory(reserved_bytes=int((device_gib - 1) * GIB), device_bytes=int(device_gib * GIB))
@@ -90,13 +83,13 @@ def test_chances_follow_how_far_the_stand_in_is_off():
 
 
 def test_the_table_says_what_the_peak_is_made_of_and_whether_it_fits():
-    text = shown(rehearsal_table(made()))
+    text = drawn(rehearsal_table(made()))
     assert "fits rtx-4090 of 24.00 GiB (chance over 99 %)" in text
     assert "model.layers.*.mlp" in text
     short = made(chance_to_fit=0.002, short="1.43 GiB were asked for with 23.1 GiB in use")
-    assert "does not fit rtx-4090 of 24.00 GiB (chance under 1 %)" in shown(rehearsal_table(short))
-    assert "with that much memory: 1.43 GiB were asked for" in shown(rehearsal_table(short))
-    assert "no other configuration of the same training is expected to fit" in shown(rehearsal_table(short))
+    assert "does not fit rtx-4090 of 24.00 GiB (chance under 1 %)" in drawn(rehearsal_table(short))
+    assert "with that much memory: 1.43 GiB were asked for" in drawn(rehearsal_table(short))
+    assert "no other configuration of the same training is expected to fit" in drawn(rehearsal_table(short))
 
 
 def test_several_devices_are_named_and_so_is_what_a_lever_changes():
@@ -104,20 +97,20 @@ def test_several_devices_are_named_and_so_is_what_a_lever_changes():
     plan = make_plan(facts=facts, baseline=make_config(8, parallelism={"world_size": 4}, **bf16))
     sharded = make_config(8, parallelism={"world_size": 4, "sharding": "fsdp_full"}, **bf16)
     lever = Lever(changes=changes(sharded, plan), memory=Memory(device_bytes=9 * GIB), chance_to_fit=1.0)
-    text = shown(rehearsal_table(made(devices=4, chance_to_fit=0.0, short="too much", levers=(lever,))))
+    text = drawn(rehearsal_table(made(devices=4, chance_to_fit=0.0, short="too much", levers=(lever,))))
     assert "does not fit 4 x rtx-4090 of 24.00 GiB" in text
     said = "the same training, rounded in other places, with sharding fsdp_full: takes 9.00 GiB, fits"
     assert said in " ".join(text.split())
-    assert "on 4 devices" in shown(cards_table([made(devices=4)]))
+    assert "on 4 devices" in drawn(cards_table([made(devices=4)]))
 
 
 def test_a_table_of_gpus_leaves_out_where_it_cannot_be_told():
-    text = shown(cards_table([made(), made(gpu="t4", refused="no kernel"), made(gpu="l4", chance_to_fit=0.1)]))
+    text = drawn(cards_table([made(), made(gpu="t4", refused="no kernel"), made(gpu="l4", chance_to_fit=0.1)]))
     assert "not told: t4: no kernel" in text
     assert re.search(r"rtx-4090 .* 24.0 .* 22.00 .* yes .* over 99 %", text)
     assert re.search(r"l4 .* 24.0 .* 22.00 .* no .* 10%", text)
     assert "no: near capacity unused blocks can be given back" in text
-    assert "near capacity" not in shown(cards_table([made()]))
+    assert "near capacity" not in drawn(cards_table([made()]))
 
 
 def test_a_capability_that_the_script_cannot_train_on_costs_the_others_nothing(monkeypatch):

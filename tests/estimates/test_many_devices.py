@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import re
 
 import pytest
+from answers import drawn
 from factories import VERSIONS, make_facts, make_workload
 from profiles import make_group, make_profile, make_storages
-from rich.console import Console
 
 from autotune.cost.family import Family
 from autotune.cost.profile import Profile
@@ -74,14 +73,8 @@ def test_every_way_has_a_row_with_all_samples_or_a_reason_and_the_fastest_is_fir
         assert (row.host_bytes > 0) == (begins_on_host or config.parallelism.offload != "none")
 
 
-def table(report: SpreadReport, width: int) -> str:
-    console = Console(width=width, file=io.StringIO())
-    console.print(estimate_table(report))
-    return console.file.getvalue()
-
-
 def test_the_table_is_80_columns_wide_and_names_every_way(compared):
-    text = table(compared, 80)
+    text = drawn(estimate_table(compared), 80)
     assert max(map(len, text.splitlines())) <= 80
     assert all(row.way.partition(" on ")[0] in text for row in compared.rows)  # the rest may stand in the next line
     assert "4 x a100-80gb in one node" in text
@@ -90,7 +83,9 @@ def test_the_table_is_80_columns_wide_and_names_every_way(compared):
 
 def test_a_column_in_which_nothing_is_known_is_left_out(compared):
     def headings(report):
-        return next(line for line in table(report, 120).splitlines() if line.strip().startswith("way")).split()
+        return next(
+            line for line in drawn(estimate_table(report), 120).splitlines() if line.strip().startswith("way")
+        ).split()
 
     def without_mfu(row):
         speed = row.predicted.speed.model_copy(update={"mfu": None, "mfu_interval": None})

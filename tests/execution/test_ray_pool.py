@@ -22,7 +22,7 @@ from factories import (
 )
 from misbehaving import MISBEHAVIOURS
 from ray_makers import NOTES
-from running import wait_for
+from running import until, wait_for
 
 from autotune.errors import InfrastructureError
 from autotune.execution.cluster import Cluster, joined
@@ -134,16 +134,10 @@ def test_a_killed_worker_or_leaving_the_pool_ends_what_runs(make_pool, tmp_path,
     pool, notes = make_pool("light"), tmp_path / "notes"
     pool.begin(noting(notes, 0, name))
     worker = psutil.Process(int(wait_for(notes / "worker-0")))
-    launcher = wait_until(worker.children)[0]
-    started = [launcher, *wait_until(launcher.children)]  # what a trial has cut loose ends when its slot is used again
+    launcher = until(worker.children)[0]
+    started = [launcher, *until(launcher.children)]  # what a trial has cut loose ends when its slot is used again
     worker.kill() if is_killed else pool.__exit__(None, None, None)
-    wait_until(lambda: not any(is_running(process.pid) for process in started))
-
-
-def wait_until(condition):
-    while not (found := condition()):
-        time.sleep(0.05)
-    return found
+    until(lambda: not any(is_running(process.pid) for process in started))
 
 
 def test_nodes_that_can_run_no_trial_end_the_search(make_pool):

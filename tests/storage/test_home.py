@@ -168,7 +168,6 @@ def test_traces_of_a_models_own_code_are_not_stored(user_home):
 
 ADDING = """
 import sys
-sys.path.insert(0, sys.argv[3])
 from factories import make_hardware
 from autotune.cost.corrections import Observation
 from autotune.storage.home import add_observations, add_timings

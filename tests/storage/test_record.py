@@ -72,7 +72,6 @@ def test_searches_are_found_by_their_key_the_latest_first_and_forgotten(either):
 
 WRITER = """
 import sys
-sys.path.insert(0, sys.argv[3])
 from pathlib import Path
 from recorded_searches import recorded_search, recorded_trial, stored
 from autotune.storage.record import Record
