@@ -48,24 +48,21 @@ def test_every_public_name_is_described(site):
     assert "the micro-batch, in samples" in text  # descriptions of fields
 
 
-def test_every_exit_code_and_error_is_listed(site):
+ERRORS = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.AutotuneError)]
+EXIT_CODES = {c.exit_code for c in ERRORS} | {0, errors.EXIT_INTERRUPTED}
+
+
+def test_every_exit_code_and_error_is_listed_and_the_command_line_names_the_same_codes(site):
     text = page(site, "exit-codes")
-    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.AutotuneError)]
-    codes = {c.exit_code for c in classes} | {0, errors.EXIT_INTERRUPTED}
-    assert set(map(int, re.findall(r"<td>(\d+)</td>", text))) == codes
-    for found in classes:
+    assert set(map(int, re.findall(r"<td>(\d+)</td>", text))) == EXIT_CODES
+    assert set(map(int, re.findall(r"\d+", app.info.epilog))) == EXIT_CODES
+    for found in ERRORS:
         assert found.__name__ in text
 
 
 def test_every_module_has_a_line(site):
     text = page(site, "modules")
     assert [path.name for path in (ROOT / "autotune").rglob("*.py") if f"<code>{path.name}</code>" not in text] == []
-
-
-def test_the_command_line_names_the_same_exit_codes():
-    named = {int(code) for code in re.findall(r"\d+", app.info.epilog)}
-    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.AutotuneError)]
-    assert named == {c.exit_code for c in classes} | {0, errors.EXIT_INTERRUPTED}
 
 
 def test_nothing_is_loaded_from_elsewhere(site):

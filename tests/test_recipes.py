@@ -70,6 +70,10 @@ def test_every_task_of_the_array_has_a_model():
     assert len(models) == last + 1
 
 
+def run(batch: Path, environment: dict[str, str]) -> str:
+    return subprocess.run(["bash", batch], env=environment, capture_output=True, text=True, check=True).stdout
+
+
 def test_a_batch_job_goes_on_where_it_was(tmp_path):
     """The script itself runs, with a stand-in for srun that says what it was to run."""
     (tmp_path / "bin").mkdir()
@@ -80,14 +84,10 @@ def test_a_batch_job_goes_on_where_it_was(tmp_path):
     (tmp_path / ".config" / "autotune" / "record-url").write_text("sqlite:////data/record.db\n")
     slurm = {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_JOB_ID": "7"}
     environment = {"PATH": f"{stand_in.parent}:/usr/bin:/bin", "HOME": str(tmp_path), **slurm}
-
-    def run() -> str:
-        return subprocess.run(["bash", BATCH], env=environment, capture_output=True, text=True, check=True).stdout
-
-    assert run().startswith("sqlite:////data/record.db: autotune find --model google-t5/t5-3b")
-    (tmp_path / "runs" / "google-t5-t5-3b-7").mkdir(parents=True)
-    (tmp_path / "runs" / "google-t5-t5-3b-7" / "search.json").touch()
-    assert run().startswith(f"sqlite:////data/record.db: autotune resume {tmp_path}/runs/google-t5-t5-3b-7")
+    assert run(BATCH, environment).startswith("sqlite:////data/record.db: autotune find --model google-t5/t5-3b")
+    (directory := tmp_path / "runs" / "google-t5-t5-3b-7").mkdir(parents=True)
+    (directory / "search.json").touch()
+    assert run(BATCH, environment).startswith(f"sqlite:////data/record.db: autotune resume {directory}")
 
 
 def test_a_batch_job_of_several_nodes_goes_on_where_it_was(tmp_path):
@@ -96,16 +96,12 @@ def test_a_batch_job_of_several_nodes_goes_on_where_it_was(tmp_path):
         (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
         (tmp_path / name).chmod(0o755)
     slurm = {"SUBMIT_DIR": str(tmp_path), "JOB_ID": "7", "JOB_NODELIST": "n[1-2]", "NNODES": "2", "GPUS_PER_NODE": "8"}
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"} | {f"SLURM_{name}": value for name, value in slurm.items()}
-
-    def run() -> str:
-        return subprocess.run(["bash", MACHINES], env=environment, capture_output=True, text=True, check=True).stdout
-
+    own = {"PATH": f"{tmp_path}:/usr/bin:/bin"} | {f"SLURM_{name}": value for name, value in slurm.items()}
     begun = "n1:6379: ray symmetric-run --address n1:6379 --min-nodes 2 -- autotune "
-    assert run().startswith(f"{begun}find --model meta-llama/Meta-Llama-3-8B --devices 16 --nodes 2 ")
+    assert run(MACHINES, own).startswith(f"{begun}find --model meta-llama/Meta-Llama-3-8B --devices 16 --nodes 2 ")
     (directory := tmp_path / "runs" / "meta-llama-Meta-Llama-3-8B-7").mkdir(parents=True)
     (directory / "search.json").touch()
-    assert run() == f"{begun}resume {directory}\n"
+    assert run(MACHINES, own) == f"{begun}resume {directory}\n"
 
 
 def test_the_workers_of_a_ray_job_have_the_gpus_of_its_search():

@@ -137,12 +137,6 @@ def test_an_option_that_a_command_within_another_would_not_heed_is_refused(comma
     assert (done.exit_code, json.loads(done.stdout)["error"]["message"]) == (2, "--json: goes behind forget")
 
 
-@pytest.mark.slow
-def test_a_sequence_that_is_longer_than_the_model_takes_is_refused(command):
-    done = command("find", "--model", "gpt2", "--seq-len", "5000")
-    assert (done.exit_code, "1024" in done.stderr.splitlines()[-1]) == (2, True)
-
-
 def test_an_error_is_an_object_with_json_and_has_a_traceback_with_debug(command, autotune):
     done = command("find", "--model", "t5-smal", "--json")
     error = json.loads(done.stdout)["error"]

@@ -77,13 +77,9 @@ def test_an_earlier_winner_is_tried_if_it_trains_the_same_and_may_be_tried():
         with_earlier(make_plan(), longer)
     with pytest.raises(InputError, match="--against: its winner can't be tried: changes the method"):
         with_earlier(make_plan(allowance=Allowance.OPTIMIZER), answer_of(make_config(4, adapter=LoraAdapter())))
-
-
-def test_an_earlier_winner_that_this_search_has_not_is_refused():
-    wins = make_config(4, torch_compile_backend="inductor")
     quick = make_plan(budget=make_budget(effort=Effort.QUICK), space=load_space("cpu"))
     with pytest.raises(InputError, match="its winner can't be tried: compile=inductor: no choice of this search"):
-        with_earlier(quick, answer_of(wins))
+        with_earlier(quick, answer_of(make_config(4, torch_compile_backend="inductor")))
 
 
 def test_another_machine_is_refused_and_other_versions_are_told(monkeypatch):
