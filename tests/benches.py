@@ -10,12 +10,14 @@ from typing import Any
 from unittest.mock import patch
 
 import psutil
+import pytest
 
 from autotune.execution.job import Job
 from autotune.execution.launch import Launcher
 from autotune.execution.outcome import Ending
-from autotune.execution.runner import LocalRunner, trial_directory
-from autotune.values.budget import CheckTask, SoakTask
+from autotune.execution.runner import LocalRunner, Runner, trial_directory
+from autotune.training.resolve import resolve
+from autotune.values.budget import CheckTask, LossTask, SoakTask
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
 from autotune.values.model import ModelSpec, Task
@@ -35,6 +37,11 @@ LIGHT = "from autotune.execution import launch; launch._preload = lambda device:
 def light_command(*arguments: str, python: str = sys.executable) -> list[str]:
     """The command of a launcher that starts at once, for trials that train nothing."""
     return [python, "-P", "-c", LIGHT, *arguments]
+
+
+# Of a run that is to make all its steps.
+LONG = {"measure_steps": 10, "relative_interval": 1e-12}
+GPT2 = {"model_type": "gpt2", "vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
 
 
 class Asked:
@@ -103,9 +110,24 @@ class Bench:
     def measured(self, **fields: Any) -> Measurement:
         return completed(self.run(**fields))
 
-    def check(self, task: CheckTask, **fields: Any) -> TrialResult:
+    def check_request(self, task: CheckTask, **fields: Any) -> TrialRequest:
         purpose = Purpose.SOAK if isinstance(task, SoakTask) else Purpose.LOSS_CHECK
-        return self.runner.run(self.request(**fields).model_copy(update={"purpose": purpose, "task": task}))
+        return self.request(**fields).model_copy(update={"purpose": purpose, "task": task})
+
+    def check(self, task: CheckTask, **fields: Any) -> TrialResult:
+        return self.runner.run(self.check_request(task, **fields))
+
+    def assert_losses_of_one(self, folder: Path, runner: Runner, config: dict[str, Any]) -> None:
+        """Hold a loss run of several ranks against that of one process: the samples of a step are the same."""
+        (folder / "config.json").write_text(json.dumps(GPT2))
+        task, model = LossTask(steps=10, pass_steps=2, seed=1), resolve(str(folder))
+        same = {"workload": {"model": model, "global_batch_size": 8}, "limits": LONG}
+        alone = self.checked(task, **same).curve
+        both = completed(runner.run(self.check_request(task, config=config, **same))).curve
+        assert both.losses == pytest.approx(alone.losses, rel=1e-5)
+        assert max(alone.losses) - min(alone.losses) > 100 * 1e-5 * alone.losses[0]  # something was learnt
+        assert alone.dropout_spread > 0
+        assert both.dropout_spread == pytest.approx(alone.dropout_spread, rel=0.5)
 
     def checked(self, task: CheckTask, **fields: Any) -> Measurement:
         return completed(self.check(task, **fields))

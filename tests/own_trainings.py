@@ -5,6 +5,8 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+from autotune.value import write_value
+from autotune.values.trial import Description, Inquiry, Refusal
 from autotune.values.workload import OwnCode
 
 # A module with a loss of its own, in a plain Trainer subclass: nothing of it is known to transformers.
@@ -110,6 +112,17 @@ def quiet_arguments(folder: Path, **fields: Any) -> Any:
 
     usual = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
     return TrainingArguments(str(folder), **{**usual, "dataloader_pin_memory": False, **fields})
+
+
+def looked_at(request: Inquiry, folder: Path) -> Description | Refusal:
+    """Have this process answer as a search's child would, in a folder of its own."""
+    from autotune.execution.describe import run_describe
+
+    folder.mkdir(exist_ok=True)
+    write_value(request, folder / "request.json")
+    run_describe(folder)
+    text = (folder / "description.json").read_text()
+    return Refusal.model_validate_json(text) if '"message"' in text else Description.model_validate_json(text)
 
 
 class _Planted:

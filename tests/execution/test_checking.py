@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from benches import LONG
 from own_trainings import quiet_arguments
 from torch import nn
 from transformers import Trainer, TrainingArguments
@@ -20,7 +21,6 @@ from autotune.values.budget import LossTask, SoakTask
 from autotune.values.trial import Memory, TrialStatus
 
 MIB = 1 << 20
-NO_END = {"measure_steps": 10, "relative_interval": 1e-12}
 
 
 def test_a_soak_evaluates_and_saves_weights_and_states_and_leaves_no_file(bench):
@@ -93,7 +93,7 @@ def test_a_soak_peaks_in_training_or_in_the_evaluation_that_fitted(sizes, fits, 
 
 def test_a_loss_run_gives_the_loss_of_each_step_whatever_the_split(bench):
     task = LossTask(steps=10, pass_steps=2, seed=1)
-    same = {"workload": {"global_batch_size": 4}, "limits": NO_END}
+    same = {"workload": {"global_batch_size": 4}, "limits": LONG}
     whole, split = (bench.checked(task, config={"per_device_train_batch_size": size}, **same) for size in (4, 1))
     assert split.accumulation_steps == 4
     assert len(whole.curve.losses) == 10

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from factories import make_config, make_facts, make_problem
+from optimizer_steps import NEEDS_FLAG
 from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
@@ -51,10 +52,6 @@ def test_another_split_needs_the_permission_for_another_method_where_it_changes_
     assert "could not be measured: no rows" in lines[0]
     assert gradients.reported_split(make_facts(), Split(), None) == (make_facts(), ())
 
-
-NEEDS_FLAG = pytest.mark.skipif(
-    not hasattr(Trainer, "loss_is_scaled_for_ga"), reason="this transformers has no Trainer.loss_is_scaled_for_ga"
-)
 
 ROWS = [{"features": torch.randn(16, generator=torch.Generator().manual_seed(i)), "labels": i % 4} for i in range(32)]
 

@@ -11,13 +11,12 @@ import cloudpickle
 import pytest
 import torch
 from factories import make_config, make_facts, make_workload
-from own_trainings import planted
+from own_trainings import looked_at, planted
 from torch import nn
 from torch.nn.functional import mse_loss
 
 from autotune.errors import InputError
-from autotune.execution.describe import run_describe
-from autotune.value import sha256_of, write_value
+from autotune.value import sha256_of
 from autotune.values.config import Parallelism
 from autotune.values.model import ModelSpec, Task
 from autotune.values.trial import Description, ExamineRequest, Refusal, TrialResult, TrialStatus
@@ -263,12 +262,8 @@ def examine(tmp_path, monkeypatch):
     def run(make, *, takes_accumulation=True, other=4, batch=32):
         own = written(make, tmp_path, tmp_path, takes_accumulation)
         workload = make_workload(global_batch_size=batch).model_copy(update={"own_step": own})
-        (tmp_path / "examine").mkdir()
         request = ExamineRequest(workload=workload, facts=make_facts(), config=make_config(8), other=other)
-        write_value(request, tmp_path / "examine" / "request.json")
-        run_describe(tmp_path / "examine")
-        text = (tmp_path / "examine" / "description.json").read_text()
-        return Description.model_validate_json(text) if '"facts"' in text else Refusal.model_validate_json(text)
+        return looked_at(request, tmp_path / "examine")
 
     return run
 

@@ -9,21 +9,18 @@ import sys
 import cloudpickle
 import optimizer_steps
 import pytest
-from optimizer_steps import arguments_for, build, collator_for, samples_for
+from optimizer_steps import NEEDS_FLAG, arguments_for, build, collator_for, samples_for
+from own_trainings import looked_at
 from torch.nn.functional import cross_entropy
 from transformers import DataCollatorWithFlattening, Trainer
 
-from autotune.execution.describe import run_describe
 from autotune.training.resolve import resolve
-from autotune.value import sha256_of, write_value
+from autotune.value import sha256_of
 from autotune.values.model import Task
-from autotune.values.trial import DescribeRequest, Description, Refusal, TrialStatus
+from autotune.values.trial import DescribeRequest, Description, TrialStatus
 from autotune.values.workload import CODE_FILE, OwnCode, Workload
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-NEEDS_FLAG = pytest.mark.skipif(
-    not hasattr(Trainer, "loss_is_scaled_for_ga"), reason="this transformers has no Trainer.loss_is_scaled_for_ga"
-)
 
 FAULTY = ("Llama", "T5", "BERT")
 HONEST = (*FAULTY, "ViT", "Whisper", "Mixtral")
@@ -102,11 +99,7 @@ def look(tmp_path, pickled, tiny_llama):
         code = pickled(make, tmp_path / "data")
         spec = resolve(str(tiny_llama))
         workload = Workload(model=spec, task=Task.OWN, sequence_length=1, global_batch_size=None, own_code=code)
-        (tmp_path / "describe").mkdir(exist_ok=True)
-        write_value(DescribeRequest(workload=workload), tmp_path / "describe" / "request.json")
-        run_describe(tmp_path / "describe")
-        text = (tmp_path / "describe" / "description.json").read_text()
-        return Refusal.model_validate_json(text) if '"message"' in text else Description.model_validate_json(text)
+        return looked_at(DescribeRequest(workload=workload), tmp_path / "describe")
 
     return described
 

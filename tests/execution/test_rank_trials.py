@@ -7,20 +7,18 @@ import benches
 import misbehaving_ranks
 import pytest
 import torch
-from benches import Bench, is_running, misbehaviour
+from benches import LONG, Bench, is_running, misbehaviour
 from optimizer_steps import CASES_FILE, MODELS, STEPS_FILE, assert_same_step, build, reference
 
 from autotune.execution.environment import shared_files
 from autotune.execution.job import Job
 from autotune.training.resolve import resolve
-from autotune.values.budget import LossTask, SoakTask
+from autotune.values.budget import SoakTask
 from autotune.values.config import Parallelism
 from autotune.values.trial import Measurement, TrialStatus
 
 MIB = 1 << 20
 TWO = {"parallelism": Parallelism(world_size=2)}
-LONG = {"measure_steps": 10, "relative_interval": 1e-12}
-GPT2 = {"model_type": "gpt2", "vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
 
 
 def test_two_ranks_share_a_global_batch_and_each_has_a_log_and_an_outcome(bench):
@@ -37,16 +35,7 @@ def test_two_ranks_share_a_global_batch_and_each_has_a_log_and_an_outcome(bench)
 
 @pytest.mark.slow
 def test_a_loss_run_of_two_ranks_tells_the_losses_and_the_dropout_of_one_process(bench, tmp_path):
-    """At the same global batch: the samples of a step are the same, dealt to two."""
-    (tmp_path / "config.json").write_text(json.dumps(GPT2))
-    task = LossTask(steps=10, pass_steps=2, seed=1)
-    workload = {"model": resolve(str(tmp_path)), "global_batch_size": 8}
-    alone = bench.checked(task, workload=workload, limits=LONG).curve
-    both = bench.checked(task, config=TWO, workload=workload, limits=LONG).curve
-    assert both.losses == pytest.approx(alone.losses, rel=1e-5)
-    assert max(alone.losses) - min(alone.losses) > 100 * 1e-5 * alone.losses[0]  # something was learnt
-    assert alone.dropout_spread > 0
-    assert both.dropout_spread == pytest.approx(alone.dropout_spread, rel=0.5)
+    bench.assert_losses_of_one(tmp_path, bench.runner, TWO)
 
 
 @pytest.mark.slow

@@ -1,16 +1,14 @@
 """One training over two nodes of a Ray cluster, both of them this machine: what is measured, what fails, what dies."""
 
 import contextlib
-import json
 import subprocess
-import time
-from collections.abc import Callable
 
 import psutil
 import pytest
+from benches import LONG
 from misbehaving_ranks import PAUSED_FILE
 from ray_makers import is_of_a_trial
-from running import process
+from running import process, until
 
 import autotune
 from autotune.execution.cluster import Cluster, joined
@@ -18,8 +16,7 @@ from autotune.execution.environment import shared_files
 from autotune.execution.ray_pool import RayPool
 from autotune.execution.runner import trial_directory
 from autotune.execution.share import scratch
-from autotune.training.resolve import resolve
-from autotune.values.budget import LossTask, SoakTask
+from autotune.values.budget import SoakTask
 from autotune.values.config import Parallelism
 from autotune.values.problem import Fleet
 from autotune.values.trial import Measurement, Purpose, TrialStatus
@@ -27,7 +24,6 @@ from autotune.values.trial import Measurement, Purpose, TrialStatus
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
 TWO = {"parallelism": Parallelism(world_size=2)}
-GPT2 = {"model_type": "gpt2", "vocab_size": 512, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +64,7 @@ def test_a_trial_of_two_nodes_has_a_rank_on_each(make_pool, pair, bench, tmp_pat
 
 @pytest.mark.slow
 def test_a_loss_run_of_two_nodes_tells_the_losses_of_one_process(make_pool, bench, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(GPT2))
-    task = LossTask(steps=10, pass_steps=2, seed=1)
-    workload = {"model": resolve(str(tmp_path)), "global_batch_size": 8}
-    limits = {"measure_steps": 10, "relative_interval": 1e-12}
-    alone = bench.checked(task, workload=workload, limits=limits).curve
-    request = bench.request(config=TWO, workload=workload, limits=limits)
-    request = request.model_copy(update={"task": task, "purpose": Purpose.LOSS_CHECK})
-    both = make_pool("behaving").run(request).measurement.curve
-    assert both.losses == pytest.approx(alone.losses, rel=1e-5)
-    assert max(alone.losses) - min(alone.losses) > 100 * 1e-5 * alone.losses[0]  # something was learnt
+    bench.assert_losses_of_one(tmp_path, make_pool("behaving"), TWO)
 
 
 @pytest.mark.slow
@@ -100,9 +87,8 @@ def test_a_training_that_one_node_is_enough_for_runs_on_one(make_pool, bench):
 def test_the_node_that_fails_ends_the_trial_with_its_cause_on_both(make_pool, bench, what, status, cause):
     before, pool = shared_files(), make_pool(what)
     config = {**TWO, "per_device_train_batch_size": 256}
-    limits = {"measure_steps": 10, "relative_interval": 1e-12, "memory_bytes": 640 << 20}
-    request = bench.request(config=config, limits={**limits, "timeout_s": 20 if "sleeps" in what else 3600})
-    result = pool.run(request)
+    limits = {**LONG, "memory_bytes": 640 << 20, "timeout_s": 20 if "sleeps" in what else 3600}
+    result = pool.run(bench.request(config=config, limits=limits))
     assert result.status == status, result.outcome
     assert result.outcome.cause.startswith(cause)
     assert not [p for p in psutil.process_iter() if is_of_a_trial(p)]
@@ -115,7 +101,7 @@ def test_the_node_that_fails_ends_the_trial_with_its_cause_on_both(make_pool, be
 def test_a_trial_whose_node_dies_runs_again_on_others(make_pool, machines, bench, where):
     pool, third = make_pool(f"rank_1_pauses_in_{where}"), machines.add_node(num_cpus=1)
     task = SoakTask(eval_batch_sizes=(8,)) if where == "saving" else None
-    request = bench.request(config=TWO, limits={"measure_steps": 20, "relative_interval": 1e-12})
+    request = bench.request(config=TWO, limits={**LONG, "measure_steps": 20})
     pool.begin(request.model_copy(update={"task": task, "purpose": Purpose.SOAK if task else Purpose.SEARCH}))
     trials = f"trials/{request.number:04d}"
     until(lambda: [*scratch(pool._search).glob(f"*/{trials}/{PAUSED_FILE}")])
@@ -150,13 +136,6 @@ def test_a_search_over_two_nodes_that_was_killed_leaves_nothing_and_goes_on(mach
     numbers = [trial.number for trial in result.trials if trial.number is not None]
     assert sorted(numbers) == list(range(len(numbers)))
     assert result.best.measurement is not None
-
-
-def until(holds: Callable[[], object], limit_s: float = 120.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.05)
 
 
 SCRIPT = """

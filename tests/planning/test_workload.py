@@ -22,6 +22,7 @@ HUGE = 9999999999999999999999999
 trl = pytest.mark.skipif(find_spec("trl") is None, reason="trl isn't installed")
 
 
+SHORT, OF_WHISPER = make_facts(max_sequence_length=50), make_facts(max_target_length=448)
 OF_SOUND = {"task": Task.SPEECH_CTC, "sequence_length": 64, "tokens_per_sample": None}
 
 
@@ -92,26 +93,15 @@ def test_a_global_batch_that_the_devices_cannot_share_is_refused_with_the_neares
         ({"image_size": 448}, "--image-size: the task causal-lm has no images beside texts"),
         ({"freeze_vision": True}, "--freeze-vision: the task causal-lm has no images beside texts"),
         ({"prompt_len": 9}, "--prompt-len: needs --recipe"),
+        ({"facts": SHORT}, "--seq-len 64: .*gpt2 has 50 positions; use at most that"),
+        ({"facts": SHORT, "model": "t5-small", "seq_len": 32, "target_len": 300}, "--target-len 300: .* 50 positions"),
+        ({"facts": OF_WHISPER, "model": "whisper-tiny", "target_len": 500}, "--target-len 500: .* 448"),
     ],
     ids=str,
 )
 def test_what_can_not_be_trained_is_refused(options, said):
     with pytest.raises(InputError, match=said):
         planned(**options)
-
-
-@pytest.mark.parametrize(
-    ("facts", "options", "said"),
-    [
-        ({"max_sequence_length": 50}, {}, "--seq-len 64: .*gpt2 has 50 positions; use at most that"),
-        ({"max_sequence_length": 256}, {"model": "t5-small", "target_len": 300}, "--target-len 300: .* 256 positions"),
-        ({"max_target_length": 448}, {"model": "whisper-tiny", "target_len": 500}, "--target-len 500: .* 448"),
-    ],
-    ids=str,
-)
-def test_samples_longer_than_the_model_are_refused(facts, options, said):
-    with pytest.raises(InputError, match=said):
-        planned(facts=make_facts(**{"max_sequence_length": None, **facts}), **options)
 
 
 @pytest.mark.parametrize(
