@@ -95,34 +95,21 @@ def _measure_here(capability: str, parts: Iterable[str], out: Path) -> None:
                 for case in chosen:
                     workload, facts = workload_of(case)
                     reason = next(refusals(case.config, workload, facts, hardware), None)
-                    row = {"refused": reason} if reason else _run(case, workload, runner, Path(scratch))
+                    row = {"refused": reason} if reason else _run(case, workload, hardware, runner, Path(scratch))
                     append(out, {"key": case.key, "case": case.model_dump(mode="json", exclude_unset=True), **row})
 
 
-def _run(case: Case, workload: Workload, runner: Any, scratch: Path) -> dict[str, Any]:
+def _run(case: Case, workload: Workload, hardware: Any, runner: Any, scratch: Path) -> dict[str, Any]:
+    from pack.trials import request_of
+
     from autotune.values.budget import SoakTask
-    from autotune.values.trial import Limits, Purpose, TrialRequest
 
     started = time.monotonic()
-    request = TrialRequest(
-        number=case.number,
-        purpose=Purpose.SEARCH,
-        config=case.config,
-        workload=workload,
-        device="cuda:0",
-        accumulation_steps=case.accumulation,
-        task=SoakTask(eval_batch_sizes=(case.config.per_device_train_batch_size,)) if case.soak else None,
-        limits=Limits(
-            memory_bytes=190 << 30,
-            timeout_s=900 if case.part == "compiled" else 240,
-            discarded_steps=1,
-            discarded_s=0,
-            measure_steps=2,
-            measure_time_s=100,
-            relative_interval=1e-9,
-        ),
-    )
-    result = runner.run(request)
+    soak = SoakTask(eval_batch_sizes=(case.config.per_device_train_batch_size,)) if case.soak else None
+    limits = {"timeout_s": 900 if case.part == "compiled" else 240, "memory_bytes": 190 << 30, "measure_time_s": 100}
+    limits |= {"discarded_steps": 1, "discarded_s": 0, "measure_steps": 2, "relative_interval": 1e-9}
+    fields = {"accumulation_steps": case.accumulation, "task": soak}
+    result = runner.run(request_of(case.number, case.config, workload, hardware, fields, **limits))
     row: dict[str, Any] = {"status": str(result.status), "seconds": round(time.monotonic() - started, 1)}
     kernels = _kernels(scratch)  # of a trial that failed as well, lest they be taken for the next one's
     if result.measurement is None:

@@ -24,6 +24,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pack.trials import request_of
 from provenance import ROOT, keep
 
 import autotune
@@ -32,7 +33,7 @@ from autotune.execution.runner import LocalRunner
 from autotune.tuning_result import TuningResult
 from autotune.values.hardware import Hardware, detect, like_devices
 from autotune.values.statistics import half_width
-from autotune.values.trial import DescribeRequest, Limits, Purpose, TrialRequest
+from autotune.values.trial import DescribeRequest, Purpose
 
 EXAMPLE = ROOT / "examples" / "train_with_result.py"
 TIMEOUT_S = 900.0
@@ -89,24 +90,10 @@ def compare(path: Path, hardware: Hardware, *, count: int, seconds: float) -> li
 def trial(result: TuningResult, hardware: Hardware, runner: LocalRunner, number: int, steps: int) -> float:
     """Return the throughput that autotune measures, over `steps` steps after the first."""
     config = result.best.config
-    outcome = runner.run(
-        TrialRequest(
-            number=number,
-            purpose=Purpose.FINAL,
-            config=config,
-            workload=result.workload,
-            device=hardware.device,
-            accumulation_steps=result.workload.accumulation_steps(config),
-            limits=Limits(
-                memory_bytes=result.memory_bytes,
-                timeout_s=TIMEOUT_S,
-                discarded_steps=1,
-                measure_steps=steps,
-                measure_time_s=TIMEOUT_S,
-                relative_interval=1e-9,  # never tight enough to end early
-            ),
-        )
-    )
+    fields = {"purpose": Purpose.FINAL, "accumulation_steps": result.workload.accumulation_steps(config)}
+    limits = {"discarded_steps": 1, "measure_steps": steps, **dict.fromkeys(("timeout_s", "measure_time_s"), TIMEOUT_S)}
+    limits |= {"memory_bytes": result.memory_bytes, "relative_interval": 1e-9}  # never tight enough to end early
+    outcome = runner.run(request_of(number, config, result.workload, hardware, fields, **limits))
     if outcome.measurement is None:
         raise RuntimeError(f"the trial ended as {outcome.status}: {getattr(outcome.outcome, 'cause', '')}")
     return outcome.measurement.samples_per_second

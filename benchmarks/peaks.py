@@ -92,9 +92,7 @@ def run_model(name: str, hardware: Hardware, rows: list[dict[str, Any]], deadlin
         for number, config in enumerate(configs):
             if time.monotonic() > deadline:
                 return
-            request = request_of(number, config, workload, hardware)
-            steps = {"measure_steps": 6, "relative_interval": 0.04}
-            request = request.model_copy(update={"limits": request.limits.model_copy(update=steps)})
+            request = request_of(number, config, workload, hardware, measure_steps=6, relative_interval=0.04)
             result = runner.run(request)
             rows.append(_row(name, config, result, model, learned))
             if not hardware.is_cpu and result.measurement is not None:

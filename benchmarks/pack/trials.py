@@ -42,25 +42,14 @@ def config_of(fields: Mapping[str, Any], hardware: Hardware) -> TrainConfig:
 
 
 def request_of(
-    number: int, config: TrainConfig, task: Workload, hardware: Hardware, *, memory_bytes: int | None = None
+    number: int, config: TrainConfig, task: Workload, hardware: Hardware, fields: Mapping[str, Any] = {}, **limits: Any
 ) -> TrialRequest:
-    """Return the request for a trial of a few steps, within `memory_bytes` if not in what is free."""
-    return TrialRequest(
-        number=number,
-        purpose=Purpose.SEARCH,
-        config=config,
-        workload=task,
-        device=hardware.device,
-        accumulation_steps=min(2, task.accumulation_steps(config)),
-        limits=Limits(
-            memory_bytes=memory_bytes or hardware.default_budget_bytes,
-            timeout_s=TIMEOUT_S,
-            discarded_steps=2,
-            measure_steps=4,
-            measure_time_s=5,
-            relative_interval=0.5,
-        ),
-    )
+    """Return the request for a trial of a few steps in the memory that is free; `fields` and limits differ from it."""
+    usual = {"purpose": Purpose.SEARCH, "accumulation_steps": min(2, task.accumulation_steps(config)), **fields}
+    few = {"timeout_s": TIMEOUT_S, "discarded_steps": 2, "measure_steps": 4, "measure_time_s": 5.0}
+    few |= {"memory_bytes": hardware.default_budget_bytes, "relative_interval": 0.5}
+    what = {"number": number, "config": config, "workload": task, "device": hardware.device}
+    return TrialRequest(**what, **usual, limits=Limits(**{**few, **limits}))
 
 
 def run_configurations(session: Session, configurations: Iterable[Configuration]) -> None:
@@ -154,15 +143,9 @@ def check_losses(session: Session) -> None:
 def _curve(session: Session, name: str, fields: Mapping[str, Any], *, seed: int) -> LossCurve | None:
     task = workload("llama", session.hardware, session.scratch)
     config = config_of({**_REFERENCE, **fields}, session.hardware)
-    usual = request_of(session.number(), config, task, session.hardware)
+    run = LossTask(steps=LOSS_STEPS, pass_steps=LOSS_STEPS // PASSES, seed=task.seed + seed)
+    fields = {"purpose": Purpose.LOSS_CHECK, "accumulation_steps": task.accumulation_steps(config), "task": run}
     steps = {"discarded_steps": 1, "measure_steps": LOSS_STEPS, "measure_time_s": 1e9, "relative_interval": 1e-12}
-    request = usual.model_copy(
-        update={
-            "purpose": Purpose.LOSS_CHECK,
-            "accumulation_steps": task.accumulation_steps(config),
-            "limits": usual.limits.model_copy(update=steps),
-            "task": LossTask(steps=LOSS_STEPS, pass_steps=LOSS_STEPS // PASSES, seed=task.seed + seed),
-        }
-    )
+    request = request_of(session.number(), config, task, session.hardware, fields, **steps)
     measured = session.run(request, name).measurement
     return None if measured is None else measured.curve
