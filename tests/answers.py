@@ -33,11 +33,11 @@ def noisy(rate: float) -> Outcome:
 
 
 def answer(searched: Trials, finals: Trials = (), **fields) -> TuningResult | None:
-    """The answer of a search in which BASE is the baseline; `finals` come in the order in which they were run."""
+    """The answer of a search whose baseline is BASE if none is given; `finals` come in the order in which they ran."""
     plan = make_plan(**{"budget": make_budget(finalists=2), "baseline": BASE, **fields})
     results = []
     for number, (config, outcome) in enumerate(searched):
-        purpose = Purpose.BASELINE if config == BASE else Purpose.SEARCH
+        purpose = Purpose.BASELINE if config == plan.baseline else Purpose.SEARCH
         results.append(make_result(config, outcome, number=number, purpose=purpose))
     for number, (config, outcome) in enumerate(finals, len(results)):
         results.append(make_result(config, outcome, number=number, purpose=Purpose.FINAL))

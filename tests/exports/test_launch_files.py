@@ -3,27 +3,24 @@
 import json
 from typing import Any
 
+import answers
 import pytest
 import yaml
 from conftest import TINY_LLAMA
 from exporting import GPU, answer_of, drafted
-from factories import make_config, make_hardware, make_plan, make_result, make_spec, make_workload
+from factories import make_config, make_hardware, make_spec, make_workload
 from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 from autotune.errors import InputError
 from autotune.exports import launch_files, targets
 from autotune.exports.launch_files import ACCELERATE, ARGUMENTS, DEEPSPEED, FSDP, flags, in_code, user_launch
-from autotune.planning.plan import SearchState
 from autotune.training.arguments import UNIT_PARAMETERS, overrides, training_plan
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.budget import Soaked
 from autotune.values.config import Parallelism
 from autotune.values.hardware import installed_versions
 from autotune.values.model import Task
-from autotune.values.trial import Purpose
 from autotune.values.workload import OwnCode, OwnStep
-from autotune.verification.finals import Finals
-from autotune.verification.verdict import assemble
 
 
 def measured(world_size: int = 2, *, hardware=None, knobs: dict[str, Any] | None = None, **spread: Any) -> TuningResult:
@@ -189,18 +186,12 @@ def test_deepspeed_reads_its_file(stage, offload, to, tmp_path, monkeypatch):
 
 def user_answer(config, code=None, others=(), hardware=None, **workload):
     """Return the answer of a search that found `config` to be faster than the Trainer's defaults and `others`."""
-    base, hardware = make_config(), hardware or make_hardware()
+    base, hardware = answers.BASE, hardware or make_hardware()
     code = code or OwnCode(kind="script", shown="python train.py", command=("train.py", "--lr", "1"), directory="/")
     made = make_workload(**workload)
     own = overrides(training_plan(base, made, hardware), made)  # the script's are those of the baseline
-    code = code.model_copy(update={"arguments": own})
-    trials = [
-        make_result(base, 10.0, purpose=Purpose.BASELINE),
-        make_result(config, 20.0, number=1),
-        *(make_result(other, rate, number=number) for number, (other, rate) in enumerate(others, 2)),
-    ]
-    search = make_plan(workload=made.model_copy(update={"own_code": code}), baseline=base, hardware=hardware)
-    found = with_methods(assemble(Finals(SearchState(search, trials)), 12.5))
+    made = made.model_copy(update={"own_code": code.model_copy(update={"arguments": own})})
+    found = with_methods(answers.answer([(base, 10.0), (config, 20.0), *others], workload=made, hardware=hardware))
     assert found.best.config == config
     return found
 

@@ -9,21 +9,18 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import answers
 import pytest
-from factories import make_config, make_hardware, make_measurement, make_plan, make_result, make_workload
+from factories import make_config, make_workload
 from own_trainings import LLAMA_SCRIPT, SCRIPT, write
 from transformers import TrainingArguments
 
 from autotune.errors import InputError
 from autotune.exports.launch_files import launch_commands
 from autotune.integrations.apply import other_training, prepared, run
-from autotune.planning.plan import SearchState
 from autotune.storage.run_directory import read_result
 from autotune.values.config import Parallelism
-from autotune.values.trial import Purpose
 from autotune.values.workload import OwnCode
-from autotune.verification.finals import Finals
-from autotune.verification.verdict import assemble
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,15 +30,10 @@ OWN = OwnCode(kind="script", shown="python train.py", command=("train.py",), dir
 @pytest.fixture
 def answer(here):
     def written(best, own_code=OWN, **fields):
-        workload = make_workload(own_code=OWN, global_batch_size=16)
         baseline = make_config(attn_implementation=None)
-        trials = [
-            make_result(baseline, 10.0, purpose=Purpose.BASELINE, workload=workload),
-            make_result(best, make_measurement(20.0), number=1, workload=workload),
-        ]
-        plan = make_plan(workload=workload, hardware=make_hardware(), baseline=baseline)
-        found = assemble(Finals(SearchState(plan, trials)), 1.0)
-        assert found is not None
+        found = answers.answer(
+            [(baseline, 10.0), (best, 20.0)], workload=make_workload(own_code=OWN), baseline=baseline
+        )
         trained = found.workload.model_copy(update={"own_code": own_code})
         found = found.model_copy(update={"best": found.best.model_copy(update=fields), "workload": trained})
         found.save(here / "best.json")
