@@ -172,6 +172,15 @@ def autotune(tmp_path):
 
 
 @pytest.fixture
+def directory(tmp_path):
+    """An empty run directory."""
+    from autotune.storage.run_directory import RunDirectory
+
+    (tmp_path / "run").mkdir()
+    return RunDirectory(tmp_path / "run")
+
+
+@pytest.fixture
 def whole_device(tmp_path_factory):
     """Let no other process test meanwhile what a CUDA device's memory comes to."""
     shared = tmp_path_factory.getbasetemp()

@@ -120,20 +120,13 @@ def texts(bench, tmp_path_factory) -> dict[str, Any]:
     return {**fields, "lengths": lengths}
 
 
-def test_packing_trains_the_same_without_padding(bench, texts):
+def test_packing_and_padding_to_a_multiple_train_the_same(bench, texts):
     config = {"per_device_train_batch_size": 4}
     padded = bench.measured(config=config, workload=texts)
-    packed = bench.measured(config={**config, "packing": True}, workload=texts)
-    assert packed.effects["packing"] == "one row each"
-    assert packed.loss == pytest.approx(padded.loss, rel=1e-5)
-
-
-def test_padding_to_a_multiple_trains_the_same(bench, texts):
-    config = {"per_device_train_batch_size": 4}
-    padded = bench.measured(config=config, workload=texts)
-    further = bench.measured(config={**config, "pad_to_multiple_of": 32}, workload=texts)
-    assert further.effects["pad_to_multiple_of"] == "to multiples of 32"
-    assert further.loss == pytest.approx(padded.loss, rel=1e-5)
+    for name, value, seen in (("packing", True, "one row each"), ("pad_to_multiple_of", 32, "to multiples of 32")):
+        other = bench.measured(config={**config, name: value}, workload=texts)
+        assert other.effects[name] == seen
+        assert other.loss == pytest.approx(padded.loss, rel=1e-5)
 
 
 @pytest.mark.parametrize(

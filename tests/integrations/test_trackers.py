@@ -22,12 +22,6 @@ PLAN = make_plan()
 
 
 @pytest.fixture
-def directory(tmp_path) -> RunDirectory:
-    (tmp_path / "run").mkdir()
-    return RunDirectory(tmp_path / "run")
-
-
-@pytest.fixture
 def told(monkeypatch):
     """Trackers that note the names of runs; "failing" raises at its second, and prints to stdout."""
     names = {name: [] for name in ("good", "failing")}

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 from factories import make_gpu
-from own_trainings import write
 
 from autotune.errors import InputError, MachineError
 from autotune.execution.places import numbers_of
@@ -13,12 +12,7 @@ from autotune.planning.launchers import code_of, without_launcher
 from autotune.planning.options import SearchOptions
 from autotune.planning.user_code import UserTrainer
 
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path, "", "train.py")
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from factories import VERSIONS, make_facts, make_gpu, make_hardware, make_plan, make_spec, make_workload
-from own_trainings import write
 from plans import Looked, begun
 
 import autotune
@@ -31,11 +30,7 @@ from autotune.values.workload import STEP_FILE, LengthProfile, OwnCode, OwnFound
 SCRIPT = ["python", "train.py"]
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path, "", "train.py")
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 DECIDED = {

@@ -71,19 +71,21 @@ class Search:
 
 
 BEST = make_config(16, precision="bf16")
+COMPILES, COMPILES_OR_ROUNDS, COMPILES_IN_SIZES = (
+    make_space_file({"torch_compile_backend": [None, "inductor"], **further})
+    for further in ({}, {"precision": ["fp32", "bf16"]}, {"per_device_train_batch_size": [4, 8, 16]})
+)
 
 
 @pytest.mark.parametrize(("run_samples", "first"), [(None, "inductor"), (1e9, "inductor"), (100.0, None)])
 def test_what_is_compiled_comes_first_where_the_run_is_long_enough(run_samples, first):
-    space = make_space_file({"torch_compile_backend": [None, "inductor"]})
-    search = Search(space=space, objective=Objective(run_samples=run_samples))
+    search = Search(space=COMPILES, objective=Objective(run_samples=run_samples))
     assert search.next().torch_compile_backend == first
 
 
 @pytest.mark.parametrize(("compiling_s", "then"), [(0.1, "inductor"), (60.0, None)])
 def test_over_a_run_the_seconds_count_that_compiling_was_measured_to_take(compiling_s, then):
-    space = make_space_file({"torch_compile_backend": [None, "inductor"], "precision": ["fp32", "bf16"]})
-    search = Search(space=space, objective=Objective(run_samples=100.0))
+    search = Search(space=COMPILES_OR_ROUNDS, objective=Objective(run_samples=100.0))
     eager, compiled = search.next(), make_config(torch_compile_backend="inductor")
     assert (eager.precision, eager.torch_compile_backend) == ("bf16", None)
     search.end(eager, search.as_predicted(eager))
@@ -94,12 +96,12 @@ def test_over_a_run_the_seconds_count_that_compiling_was_measured_to_take(compil
 
 
 def test_a_compiled_trial_comes_when_others_give_less_for_their_time_and_only_if_there_is_time_for_it():
-    search = Search(space=make_space_file({"torch_compile_backend": [None, "inductor"], "precision": ["fp32", "bf16"]}))
+    search = Search(space=COMPILES_OR_ROUNDS)
     search.end(search.plan.baseline, search.as_predicted(search.plan.baseline))
     backends = [config.torch_compile_backend for config in search.run(search.as_predicted)]
     assert backends.index("inductor") > 0
     assert set(backends) == {None, "inductor"}
-    early = Search(space=make_space_file({"torch_compile_backend": [None, "inductor"]}))
+    early = Search(space=COMPILES)
     early.end(early.plan.baseline, early.as_predicted(early.plan.baseline))
     assert early.candidates.next(early.history, early.is_open, left_s=5.0) is None
     said = early.candidates.conclusion(early.history, early.is_open, 5.0)
@@ -109,7 +111,7 @@ def test_a_compiled_trial_comes_when_others_give_less_for_their_time_and_only_if
 
 
 def test_a_trial_that_runs_does_not_make_others_look_quick():
-    search = Search(space=make_space_file({"torch_compile_backend": [None, "inductor"], "precision": ["fp32", "bf16"]}))
+    search = Search(space=COMPILES_OR_ROUNDS)
     search.end(search.plan.baseline, search.as_predicted(search.plan.baseline))
     running, waiting = (make_config(torch_compile_backend="inductor", precision=p) for p in ("fp32", "bf16"))
     assumed = TrialConverter(search.plan).assumed(running, *search.candidates.rates([running]))
@@ -119,9 +121,8 @@ def test_a_trial_that_runs_does_not_make_others_look_quick():
 
 
 def test_what_inductor_makes_of_a_family_is_traced_before_the_first_trial_of_it():
-    space = make_space_file({"torch_compile_backend": [None, "inductor"], "per_device_train_batch_size": [8, 16]})
     written = make_family(device="cuda")
-    plan = make_plan(space=space, hardware=make_gpu(), memory_bytes=GB)
+    plan = make_plan(space=COMPILES_IN_SIZES, hardware=make_gpu(), memory_bytes=GB)
     model = make_model([make_profile(written)], hardware=make_gpu())
     compiled, asked = written.model_copy(update={"compiled": True}), []
 
@@ -152,7 +153,7 @@ def test_a_trial_of_long_steps_is_not_begun_where_only_short_ones_have_time_for_
 
 
 def test_what_is_left_where_trials_end_early_is_counted_and_its_most_promising_named():
-    search = Search(space=make_space_file({"torch_compile_backend": [None, "inductor"]}))
+    search = Search(space=COMPILES)
     baseline, most = search.plan.baseline, len(search.candidates.ranked) - 1
     search.end(baseline, search.as_predicted(baseline))
     said = search.candidates.left_out(search.history, search.is_open)
@@ -163,8 +164,7 @@ def test_what_is_left_where_trials_end_early_is_counted_and_its_most_promising_n
 
 
 def test_nothing_that_fails_alike_or_is_not_open_is_the_most_promising_left_and_a_leader_may_lack_a_prediction():
-    backends = make_space_file({"torch_compile_backend": [None, "inductor"], "per_device_train_batch_size": [4, 8, 16]})
-    search = Search(space=backends)
+    search = Search(space=COMPILES_IN_SIZES)
     search.end(search.plan.baseline, search.as_predicted(search.plan.baseline))
     assert "compile inductor" in search.candidates.left_out(search.history, search.is_open)
     assert search.candidates.left_out(search.history, lambda config: False).endswith("untried")
@@ -387,8 +387,7 @@ def test_failures_of_the_device_count_against_no_configuration_and_end_a_search_
 
 
 def test_what_shares_a_knob_with_two_that_crashed_alike_comes_after_what_does_not():
-    space = make_space_file({"torch_compile_backend": [None, "inductor"], "per_device_train_batch_size": "lattice"})
-    search = Search(space=space)
+    search = Search(space=COMPILES_IN_SIZES)
     proposed = []
     while (config := search.next()) is not None and len(proposed) < 4:
         proposed.append(config)

@@ -39,12 +39,6 @@ def database(tmp_path) -> Record:
 
 
 @pytest.fixture
-def directory(tmp_path) -> RunDirectory:
-    (tmp_path / "run").mkdir()
-    return RunDirectory(tmp_path / "run")
-
-
-@pytest.fixture
 def heard() -> Heard:
     return Heard()
 
