@@ -1,10 +1,24 @@
-"""Bytes that are alive, operator by operator, of a tape."""
+"""Tapes of what tests compute, and the bytes that are alive, operator by operator."""
+
+from collections.abc import Callable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from autotune.cost.profile import Storages
-from autotune.cost.tape import Tape
+from autotune.cost.tape import Recorder, Tape
+
+
+def tape_of(compute: Callable[[Recorder], torch.Tensor], *known: torch.Tensor, scratch: Callable | None = None) -> Tape:
+    """The tape of a result, computed from known tensors, and of its backward pass."""
+    recorder = Recorder(list(known), scratch)
+    with recorder:
+        result = compute(recorder)
+        recorder.end_of_forward()
+        result.backward(torch.empty_like(result) if result.ndim else None)
+        del result
+    return recorder.tape()
 
 
 def live(tape: Tape) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tapes
 import torch
 from tapes import live
 
@@ -30,13 +31,8 @@ def mask(dtype=torch.bool, heads: int = 1, length: int = LENGTH) -> torch.Tensor
 
 
 def tape_of(what: AttentionCall, generation="ampere", context_parallel: int = 1) -> Tape:
-    recorder = Recorder([t for t in what if isinstance(t, torch.Tensor)])
-    with recorder:
-        result = attention(recorder, what, generation, context_parallel)
-        recorder.end_of_forward()
-        result.backward(torch.empty_like(result))
-        del result
-    return recorder.tape()
+    known = (t for t in what if isinstance(t, torch.Tensor))
+    return tapes.tape_of(lambda recorder: attention(recorder, what, generation, context_parallel), *known)
 
 
 def during_backward(tape: Tape) -> float:

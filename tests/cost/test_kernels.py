@@ -2,35 +2,21 @@
 
 import pytest
 import torch
-from tapes import live
+from tapes import live, tape_of
 
 from autotune.cost.attention import flash
 from autotune.cost.kernels import GroupedMatmul, UpcastSoftmax, flash_attention_2, scratch_bytes
-from autotune.cost.tape import Recorder, Tape
+from autotune.cost.tape import Recorder
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 64, 16
 ELEMENTS = BATCH * HEADS * LENGTH * WIDTH
-
-
-def part(heads: int = HEADS, dtype=torch.bfloat16, length: int = LENGTH) -> torch.Tensor:
-    return torch.ones(BATCH, heads, length, WIDTH, device="meta", dtype=dtype, requires_grad=True)
-
-
-def tape_of(compute, *known: torch.Tensor, scratch=None) -> Tape:
-    recorder = Recorder(list(known), scratch)
-    with recorder:
-        result = compute(recorder)
-        recorder.end_of_forward()
-        result.backward(torch.empty_like(result))
-        del result
-    return recorder.tape()
 
 
 def test_flash_attention_can_be_asked_for_while_it_is_let():
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     asked = {"attention_mask": None, "is_causal": True}
-    query = part(dtype=torch.float32)
+    query = torch.ones(BATCH, HEADS, LENGTH, WIDTH, device="meta", requires_grad=True)
     with flash_attention_2(Recorder([]), torch.bfloat16):
         run = ALL_ATTENTION_FUNCTIONS["flash_attention_2"]
         output, weights = run(torch.nn.Module(), query, query, query, **asked)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from own_modules import TaughtLlama
 from own_trainings import quiet_arguments
 from profiles import make_family
 from torch import nn
@@ -139,21 +140,11 @@ def test_cudnns_recurrent_layers_are_refused(traced):
         traced(middle, device="cuda")
 
 
-class Taught(Trainer):
-    """Learns from the distribution of a teacher; calls its own model's loss too."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
-        with torch.no_grad():
-            wanted = self.teacher(input_ids=inputs["input_ids"]).logits.softmax(-1)
-        return loss + nn.functional.kl_div(outputs.logits.log_softmax(-1), wanted)
-
-
 @pytest.mark.parametrize("family", [{}, {"autocast": "bfloat16", "checkpointing": "full"}])
 def test_a_loss_of_ones_own_around_a_model_of_the_library_is_traced_layer_by_layer(spec_of, tmp_path, family):
     spec, task, length = spec_of("llama"), Task.CAUSAL_LM, 32
     student, teacher = (build_model(spec, task, dtype="float32", device="cpu") for _ in range(2))
-    trainer = Taught(student, quiet_arguments(tmp_path), train_dataset=[1])
+    trainer = TaughtLlama(student, quiet_arguments(tmp_path), train_dataset=[1])
     trainer.teacher = teacher
 
     def texts(samples):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from profiles import make_family, parts_of
-from tapes import live
+from tapes import live, tape_of
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, MambaConfig
 
 from autotune.cost.family import Shape
@@ -16,7 +16,6 @@ from autotune.cost.post_training import cached_elements, caches_of, log_probs_he
 from autotune.cost.profile import ACTIVATION, CONTRACTION
 from autotune.cost.profiler import profile
 from autotune.cost.reserve import held_bytes
-from autotune.cost.tape import Recorder
 from autotune.training.build import build_model
 from autotune.values.model import Task
 from autotune.values.techniques import LoraAdapter
@@ -125,13 +124,12 @@ ROWS, LENGTH = 4, 32
 def taped(model, head):
     """Return the tape of a forward and backward pass of a model with a head."""
     ids = torch.zeros((ROWS, LENGTH), dtype=torch.long, device=model.device)
-    recorder = Recorder([*model.parameters(), *model.buffers(), ids])
-    with recorder, head(recorder):
-        loss = model(input_ids=ids, labels=ids)["loss"]
-        recorder.end_of_forward()
-        loss.backward()
-        del loss
-    return recorder.tape()
+
+    def loss(recorder):
+        with head(recorder):
+            return model(input_ids=ids, labels=ids)["loss"]
+
+    return tape_of(loss, *model.parameters(), *model.buffers(), ids)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tapes
 import torch
 import torch.nn.functional as F
 from tapes import live
@@ -19,16 +20,14 @@ def weight(*shape: int, dtype=torch.float32) -> torch.Tensor:
 
 def tape_of(loss, *known: torch.Tensor) -> Tape:
     """The tape of a loss, a function of the known tensors, forward and backward."""
-    recorder = Recorder(list(known))
-    for tensor in known:
-        if tensor.requires_grad:
-            tensor.register_post_accumulate_grad_hook(lambda p: recorder.mark_gradient(p.grad))
-    with recorder:
-        value = loss(*known)
-        recorder.end_of_forward()
-        value.backward()
-        del value
-    return recorder.tape()
+
+    def marked(recorder):
+        for tensor in known:
+            if tensor.requires_grad:
+                tensor.register_post_accumulate_grad_hook(lambda p: recorder.mark_gradient(p.grad))
+        return loss(*known)
+
+    return tapes.tape_of(marked, *known)
 
 
 def forward_tape_of(compute) -> Tape:
