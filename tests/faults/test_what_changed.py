@@ -175,3 +175,12 @@ def test_a_record_that_can_not_be_written_for_a_while_has_all_trials_in_the_end(
     assert GIVEN_UP in said(search)
     assert finish(server, search) == 0
     Kept(search).check_end()
+
+
+def test_a_damaged_record_is_told_and_left_as_it_is(server, begin):
+    search, content = begin("find", max_trials=2), b"\0" * 4096
+    search.record.write_bytes(content)
+    assert finish(server, search) == 0, said(search)
+    assert f"{search.record}: can't be used: damaged" in said(search)
+    assert search.record.read_bytes() == content
+    assert read_result(search.run / "best-config.json").verdict
