@@ -34,7 +34,7 @@ from autotune.training.resolve import HEADS
 from autotune.training.texts import READERS
 from autotune.units import visible
 from autotune.values.config import KNOBS
-from autotune.values.model import Task
+from autotune.values.model import VOCABULARIES, Task
 from autotune.values.result import ResultData, shown_rate
 from autotune.values.workload import Recipe
 
@@ -71,8 +71,6 @@ class Draft(NamedTuple):
         launch = tuple(renamed(line, str(path)) for line in self.launch)
         return self._replace(name=path.name, text=text, launch=launch)
 
-
-_TEXT_VOCABULARY = Code("config.get_text_config().vocab_size")
 
 # Collators for the user's samples where their lengths differ.
 _PADDING = {
@@ -287,9 +285,10 @@ def _samples(result: ResultData) -> dict[str, Any]:
     length, target = workload.sequence_length, workload.target_length or workload.sequence_length
     if lengths is not None and lengths.mean_target is not None:
         target = round(lengths.mean_target)
-    ids = {"kind": "ids", "length": target, "vocabulary": _TEXT_VOCABULARY}
+    vocabulary = VOCABULARIES.get(workload.model.model_type, Code("config.get_text_config().vocab_size"))
+    ids = {"kind": "ids", "length": target, "vocabulary": vocabulary}
     mean = length if lengths is None else max(2, round(lengths.mean))
-    texts = {"name": "input_ids", "size": (_TEXTS, mean), "vocabulary": _TEXT_VOCABULARY, "ends": True}
+    texts = {"name": "input_ids", "size": (_TEXTS, mean), "vocabulary": vocabulary, "ends": True}
     if task.takes_text and task is not Task.IMAGE_TEXT_TO_TEXT:
         about = f"Yours are tokenized, with `labels`; the measured ones all had {length} tokens."
         if lengths is not None:

@@ -10,7 +10,7 @@ from autotune.errors import InputError
 from autotune.planning.options import SearchOptions, WorkloadOptions
 from autotune.training.baseline import UserArguments
 from autotune.training.build import build_config
-from autotune.training.inputs import fixed_frames, image_text, least_frames
+from autotune.training.inputs import fixed_frames, image_or_sound, image_text, least_frames
 from autotune.training.resolve import check_task, default_task, head_notes, resolve
 from autotune.training.texts import checked_path
 from autotune.values.config import LARGEST_BATCH
@@ -67,10 +67,15 @@ def workload_of(
     if asked is not None and not task.takes_text and not task.takes_audio:
         raise InputError(f"--seq-len {asked}: the task {task} has images alone, whose size the model's config says")
     notes += head_notes(spec, task, options.recipe) if task is not Task.OWN else []
-    shown, usual = None, {"cuda": 512, "cpu": 64}[kind]
+    shown, edge, usual = None, None, {"cuda": 512, "cpu": 64}[kind]
+    if task is Task.IMAGE_CLASSIFICATION:
+        *_, height, width = 1, *image_or_sound(build_config(spec, task), usual)[1]  # ImageGPT's are a row of pixels
+        edge = width if height == width else None
+        notes.append(f"images of {width} x {height} pixels (image_size in config.json, else 224)")
     if task is Task.IMAGE_TEXT_TO_TEXT:
         config = build_config(spec, task)
         shown = image_text(config, options.images, options.image_size)
+        edge = shown.image.size
         notes.append(f"{shown.described} (--images, --image-size)")
         positions = getattr(config.get_text_config(), "max_position_embeddings", None)
         usual = min(usual + shown.tokens, positions or LONGEST_SAMPLE)
@@ -102,7 +107,7 @@ def workload_of(
         sequence_length=length,
         target_length=target,
         images=shown.images if shown else None,
-        image_size=shown.image.size if shown else None,
+        image_size=edge,
         global_batch_size=None,
         recipe=recipe,
     )

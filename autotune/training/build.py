@@ -21,7 +21,7 @@ from autotune.training.facts import facts_of
 from autotune.training.inputs import freeze, is_vision, special_ids
 from autotune.training.resolve import HEADS, check_task, library_config
 from autotune.units import visible
-from autotune.values.model import ModelFacts, ModelSpec, Task
+from autotune.values.model import VOCABULARIES, ModelFacts, ModelSpec, Task
 from autotune.values.workload import Recipe
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ _LAYER = re.compile(r"\.\d+(?=\.|$)")
 def build_config(spec: ModelSpec, task: Task) -> "PreTrainedConfig":
     check_task(spec, task)
     config = library_config(spec)
+    if (vocabulary := VOCABULARIES.get(spec.model_type)) is not None:
+        config.vocab_size = vocabulary
     config.architectures = config.architectures or []  # which the library iterates over: types with heads, as DeiT
     if task is Task.SEQUENCE_CLASSIFICATION:
         if not spec.config.keys() & {"num_labels", "id2label"}:
@@ -172,6 +174,8 @@ def stacks(config: Any, every: int = 1, leading: int = 0) -> tuple[Stack, ...]:
     With `every` the period is a multiple of it, such as 2 where every second layer is checkpointed; the first `leading`
     layers aren't like the others. Fields of a config inside are named with it, as "text_config.num_hidden_layers".
     """
+    if getattr(getattr(config, "text_config", config), "num_kv_shared_layers", 0):  # last layers aren't like the first
+        return ()
     if getattr(config, "image_token_id", None) is None or not hasattr(config, "vision_config"):
         of_both = (("num_layers", "num_decoder_layers"), ("encoder_layers", "decoder_layers"))
         others = (("num_encoder_layers", "num_decoder_layers"), ("num_hidden_layers",))

@@ -199,7 +199,7 @@ def _positions(model: PreTrainedModel, config: PreTrainedConfig) -> int | None:
             and padding is not None
             and module.weight.shape[0] == limit  # not BART and OPT, whose tables are longer by an offset
         ):
-            return limit - int(padding) - 1
+            return limit - int(padding) - 1 - hasattr(config, "ngram")  # ProphetNet looks one further
     return limit
 
 

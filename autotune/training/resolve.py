@@ -13,7 +13,7 @@ from autotune.errors import InputError, UnknownModelError, one_line, suggestion
 from autotune.training.inputs import IMAGES, SOUND
 from autotune.units import visible
 from autotune.values.catalogue import catalogue, entries_by_name
-from autotune.values.model import Kind, ModelSpec, Task
+from autotune.values.model import UNTRAINED, Kind, ModelSpec, Task
 
 # The class that chooses the head by model type, and the table of transformers that names those types.
 HEADS = {
@@ -133,7 +133,7 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
     built = library_config(spec)
     tasks = tasks_for(built.model_type, remote_classes(spec))
     if not tasks:
-        raise _untrainable(where, architecture_of(config) or f"model type {built.model_type!r}")
+        raise _untrainable(where, architecture_of(config) or f"model type {built.model_type!r}", built.model_type)
     return spec.model_copy(update={"model_type": built.model_type, "kind": kind_of(built, tasks)})
 
 
@@ -183,6 +183,7 @@ def tasks_for(model_type: str, remote: Collection[str] = ()) -> tuple[Task, ...]
         task
         for task, (head, table) in HEADS.items()
         if (head in remote or model_type in getattr(modeling_auto, table))
+        and model_type not in UNTRAINED
         and (task is not Task.IMAGE_TEXT_TO_TEXT or model_type in IMAGES)
     )
     if not any(task.takes_audio for task in found):
@@ -222,7 +223,7 @@ def default_task(spec: ModelSpec) -> Task:
         contrastive = class_names(spec.model_type, "MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES")
         bare = class_names(spec.model_type, "MODEL_MAPPING_NAMES")
         if named in contrastive or named not in bare or re.search("For[A-Z]", str(named)):
-            raise _untrainable(spec.name, str(named), possible)
+            raise _untrainable(spec.name, str(named), spec.model_type, possible)
     return usual
 
 
@@ -262,11 +263,12 @@ def architecture_of(config: dict[str, Any]) -> str | None:
     return str(named[0]) if isinstance(named, list) and named else None
 
 
-def _untrainable(name: str, architecture: str, possible: tuple[Task, ...] = ()) -> InputError:
-    heads = ", ".join(task.value for task in Task.heads())
+def _untrainable(name: str, architecture: str, model_type: str, possible: tuple[Task, ...] = ()) -> InputError:
+    said = f"has no head that can be trained here ({', '.join(Task.heads())})"
+    said = f"can't be trained here: {UNTRAINED[model_type]}" if model_type in UNTRAINED else said
     others = f", or take another head of this model: --task {' or '.join(possible)}" if possible else ""
     way = f"tune a script that trains it (autotune script -- python train.py){others}"
-    return InputError(f"{visible(name)}: {architecture} has no head that can be trained here ({heads}); {way}")
+    return InputError(f"{visible(name)}: {architecture} {said}; {way}")
 
 
 def _heads(spec: ModelSpec, task: Task) -> tuple[str, ...]:

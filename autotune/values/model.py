@@ -89,6 +89,19 @@ FLASH_PACKAGES = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash
 # Types whose layers are transformers' Conv1D in place of linear ones.
 CONV1D_TYPES = ("gpt2", "imagegpt", "openai-gpt")
 
+# Types with a head that can't be trained as it is here, and why (5.24).
+UNTRAINED = {
+    **dict.fromkeys(("audioflamingo3", "glmasr", "musicflamingo"), "recordings within texts aren't made"),
+    **dict.fromkeys(("nemo_speechlm", "qwen2_audio"), "recordings within texts aren't made"),
+    **dict.fromkeys(("git", "shieldgemma2"), "its texts have to show an image, which isn't made for it"),
+    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), "it reads keys and values of another model"),
+    "pp_lcnet": "its class has no loss",
+    "siglip2": "images cut into patches aren't made",
+}
+
+# Size of the vocabulary of types whose config doesn't tell: CANINE's ids are Unicode's code points.
+VOCABULARIES = {"canine": 0x110000}
+
 # Image models that cast images to the bf16 of their weights (5.24); others hand fp32 to a convolution, which fails.
 CASTING_IMAGES = (
     "clip", "data2vec-vision", "deit", "dinov2", "dinov2_with_registers", "ijepa", "imagegpt", "metaclip_2",

@@ -236,7 +236,7 @@ class Workload(Value):
     sequence_length: PositiveInt = Field(description="tokens, or audio frames; longer samples are truncated")
     target_length: PositiveInt | None = Field(default=None, description="decoder tokens, encoder-decoders only")
     images: PositiveInt | None = Field(default=None, description="images of a sample of text; None: no such samples")
-    image_size: PositiveInt | None = Field(default=None, description="edge of these images in pixels")
+    image_size: PositiveInt | None = Field(default=None, description="edge of its images in pixels")
     global_batch_size: PositiveInt | None = Field(description="samples per optimizer step; None: free")
     dataset: str | None = Field(default=None, description="file of real data; None: synthetic samples")
     text_field: str | None = None
@@ -266,10 +266,11 @@ class Workload(Value):
 
     def _traits(self) -> dict[str, Any]:
         beside_steps = ("log", "eval_", "save_", "hub_", "push_", "report_to", "load_best", "do_")
-        fields = ("task", "sequence_length", "target_length", "global_batch_size", "images", "image_size", "recipe")
+        fields = ("task", "sequence_length", "target_length", "global_batch_size", "images", "recipe")
         return {
             "model": self.model.model_copy(update={"reference": "", "path": None}),
             **{name.replace("_", " "): getattr(self, name) for name in fields},
+            "image size": self.image_size if self.images else None,  # elsewhere the model's config decides it
             "mean length of the data": self.lengths,
             "loop": "its own" if self.own_step is not None else None,
             **{n: v for n, v in self.fixed_arguments.items() if not (n in WITHOUT_COST or n.startswith(beside_steps))},
@@ -314,12 +315,13 @@ class Workload(Value):
 
     @property
     def shown_length(self) -> str:
-        """The sequence length in words: 'sequence 512' or '3000 frames'; empty for images."""
+        """The size of a sample in words: 'sequence 512', '3000 frames' or 'images of 224 pixels'."""
         if self.task.takes_audio:
             return f"{self.sequence_length} frames"
-        count = self.images or 0
-        images = f" with {count} image{'s' * (count > 1)} of {self.image_size} pixels" if count else ""
-        return f"sequence {self.sequence_length}{images}" if self.task.takes_text else ""
+        count, of_pixels = self.images or 0, f"of {self.image_size} pixels" if self.image_size else ""
+        if not self.task.takes_text:
+            return f"images {of_pixels}" if of_pixels else ""
+        return f"sequence {self.sequence_length}" + f" with {count} image{'s' * (count > 1)} {of_pixels}" * (count > 0)
 
     @property
     def tokens_per_sample(self) -> float | None:

@@ -36,6 +36,7 @@ OF_SOUND = {"task": Task.SPEECH_CTC, "sequence_length": 64, "tokens_per_sample":
         ({"task": "sequence-classification"}, {"target_length": None, "task": "sequence-classification"}, ""),
         ({"model": "wav2vec2-base"}, OF_SOUND, "samples of 64 frames of sound (--seq-len)"),
         ({"model": "whisper-tiny"}, {"sequence_length": 1500, "target_length": 128}, "samples of 1500 frames of sound"),
+        ({"model": "vit-base"}, {"image_size": 224, "shown_length": "images of 224 pixels"}, "images of 224 x 224 pix"),
         ({"model": "whisper-tiny", "target_len": 60}, {"target_length": 60}, ""),
         ({"model": "llava-1.5-7b", "images": 2}, {"sequence_length": 2 * 577 + 1 + 64, "image_size": 336},
          "2 images of 336 pixels as 576 tokens in each sample"),

@@ -7,7 +7,7 @@ from tiny_models import TINY, tiny
 from autotune.errors import InputError
 from autotune.training.build import build_config
 from autotune.training.resolve import default_task, head_notes, resolve, tasks_for
-from autotune.values.model import Task
+from autotune.values.model import UNTRAINED, Task
 
 
 def test_the_tasks_of_a_type_are_the_heads_it_has_and_another_is_refused():
@@ -55,6 +55,18 @@ def test_a_head_that_can_not_be_trained_is_refused_by_its_name_with_ways_out(tmp
         default_task(resolve(str(folder)))
     assert "autotune script -- python train.py" in str(refusal.value)
     assert not others or str(refusal.value).endswith(f"--task {others}")
+
+
+@pytest.mark.parametrize("model_type", ["git", "pp_lcnet", "qwen2_audio", "siglip2"])
+def test_a_type_that_can_not_be_trained_here_is_refused_with_the_reason(tmp_path, model_type):
+    said = f"mine/config.json: model type '{model_type}' can't be trained here: {UNTRAINED[model_type]}; tune a script"
+    with pytest.raises(InputError, match=said):
+        resolve(str(write_model(tmp_path / "mine", {"model_type": model_type})))
+
+
+def test_ids_of_a_type_whose_config_has_no_vocabulary_are_those_of_its_characters(tmp_path):
+    spec = resolve(str(write_model(tmp_path / "mine", {"model_type": "canine"})))
+    assert build_config(spec, Task.SEQUENCE_CLASSIFICATION).vocab_size == 0x110000
 
 
 def test_another_head_than_the_named_one_is_said(tmp_path):
