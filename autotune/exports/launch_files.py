@@ -100,11 +100,15 @@ def environment(config: TrainConfig) -> dict[str, str]:
 
 
 def _variables(result: ResultData) -> str:
-    """Return the assignments with which a command line begins: the answer's variables, and the GPU if it is one."""
-    config, gpu = result.best.config, result.hardware.device.removeprefix("cuda:")
-    # Of several that it sees the Trainer would use all. A scheduler's choice stays.
-    one = "" if needs_launcher(config) or gpu == "cpu" else f"CUDA_VISIBLE_DEVICES=${{CUDA_VISIBLE_DEVICES:-{gpu}}} "
-    return one + "".join(f"{name}={value} " for name, value in environment(config).items())
+    """Return the assignments with which a command line begins: the GPUs that were measured, the answer's variables."""
+    config, hardware, chosen = result.best.config, result.hardware, ""
+    nodes, each = hardware.nodes_of(config.parallelism.world_size)
+    gpus = [device.removeprefix("cuda:") for device in (hardware.device, *(hardware.peers or ()))][:each]
+    # Of several that it sees the Trainer would use all, and ranks the first ones. A scheduler's choice stays.
+    if hardware.kind == "cuda" and nodes == 1 and (hardware.peers is not None or not needs_launcher(config)):
+        chosen = f"CUDA_VISIBLE_DEVICES=${{CUDA_VISIBLE_DEVICES:-{','.join(gpus)}}} "
+        chosen = "CUDA_DEVICE_ORDER=PCI_BUS_ID " * (hardware.peers is not None) + chosen  # as NVML counts
+    return chosen + "".join(f"{name}={value} " for name, value in environment(config).items())
 
 
 def _rank_variables(result: ResultData) -> str:

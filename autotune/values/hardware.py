@@ -61,6 +61,7 @@ class Hardware(Value):
     starts_with_tf32: bool = False  # whether `TF32_VARIABLE` switches TF32 on in every process
     versions: dict[str, str] = Field(default_factory=dict)
     count: PositiveInt | None = None  # equal devices that trials may use, this one included; None: as many as asked for
+    peers: tuple[str, ...] | None = None  # the other visible ones like it; None: all are, and it is the first
     nodes: PositiveInt = 1  # machines that share these equally
     # GB/s between two of them, of all devices of each together, one way; None: it wasn't measured, or there is one.
     network_gb_s: float | None = Field(default=None, gt=0)
@@ -80,7 +81,7 @@ class Hardware(Value):
     def fingerprint(self) -> str:
         """Short hash of what decides speed and memory: device, driver, cores, versions; free memory and count don't."""
         usual = set() if self.starts_with_tf32 else {"starts_with_tf32"}
-        left_out = frozenset({"count", "network_gb_s", "has_cc", *usual})
+        left_out = frozenset({"count", "peers", "network_gb_s", "has_cc", *usual})
         return self.model_copy(update={"free_bytes": 0}).digest(leave_out=left_out)
 
     def nodes_of(self, world_size: int) -> tuple[int, int]:
@@ -154,7 +155,7 @@ def detect(device: str = "auto") -> Hardware:
         of_device = memory_of(handle)
         name, capability = pynvml.nvmlDeviceGetName(handle), capability_of(handle)
         driver = pynvml.nvmlSystemGetDriverVersion()
-    named = os.environ.get("CC")
+    named, alike = os.environ.get("CC"), like_devices(device)
     return Hardware(
         kind="cuda",
         device=device,
@@ -165,7 +166,8 @@ def detect(device: str = "auto") -> Hardware:
         driver=driver,
         has_cc=any(map(shutil.which, ("gcc", "clang") if named is None else (named,))),  # as Triton
         starts_with_tf32=os.environ.get(TF32_VARIABLE) == "1",
-        count=len(like_devices(device)),
+        count=len(alike),
+        peers=None if alike == tuple(f"cuda:{number}" for number in range(count)) else alike[1:],
         **host,
     )
 

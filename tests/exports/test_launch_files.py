@@ -322,6 +322,11 @@ def test_lines_that_train_write_the_script_that_they_run(tmp_path):
         run = f"CUDA_VISIBLE_DEVICES=${{CUDA_VISIBLE_DEVICES:-{gpu}}} python train.py"
         on = GPU.model_copy(update={"device": f"cuda:{gpu}"})
         assert targets.to_train(measured(1, hardware=on), "runs/a b") == (exported, run)
+    on = GPU.model_copy(update={"device": "cuda:3", "peers": ("cuda:0", "cuda:2")})
+    for devices, chosen in ((1, "3"), (2, "3,0")):
+        (_, run) = targets.to_train(measured(devices, hardware=on), "runs/a b")
+        first = f"CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=${{CUDA_VISIBLE_DEVICES:-{chosen}}} "
+        assert run.startswith((f"{first}python ", f"{first}OMP_NUM_THREADS=4 torchrun "))
     ulysses = answer_of(make_config(4, **SHARED))
     assert len(targets.to_train(ulysses, "a.json")) == 1
     assert targets.missing_script(ulysses, "a.json", ulysses.export("training-args", tmp_path)).endswith("arguments")

@@ -96,6 +96,9 @@ def test_devices_of_the_same_name_and_memory_are_alike_the_named_one_first(monke
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", names.get)
     assert like_devices("cuda:2") == ("cuda:2", "cuda:0")
     assert [detect(f"cuda:{index}").count for index in range(3)] == [2, 1, 2]
+    assert [detect(f"cuda:{index}").peers for index in range(3)] == [("cuda:2",), (), ("cuda:0",)]
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda handle: "A100")
+    assert [detect(f"cuda:{index}").peers for index in range(2)] == [None, ("cuda:0", "cuda:2")]
     assert detect("cpu").count == 1
 
 
