@@ -7,6 +7,7 @@ of so many cores. Trials on one CPU still share its memory bandwidth and caches,
 """
 
 import os
+import shlex
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -182,6 +183,11 @@ def check_disk(run_directory: Path) -> None:
 
 def full_disk(run_directory: Path) -> InfrastructureError:
     left = shutil.disk_usage(run_directory).free >> 10
+    told = f"{run_directory}: the disk is full ({left} KiB are free): make room"
+    return InfrastructureError(told + goes_on(run_directory))
+
+
+def goes_on(run_directory: Path) -> str:
+    """Return the end of an error that ends a search: how it goes on later, if it has finished a trial."""
     kept = any(run_directory.glob("trials/*/result.json"))
-    rest = f"; finished trials are kept: `autotune resume {run_directory}` goes on then" if kept else ""
-    return InfrastructureError(f"{run_directory}: the disk is full ({left} KiB are free): make room{rest}")
+    return f"; finished trials are kept: `autotune resume {shlex.quote(str(run_directory))}` goes on then" * kept

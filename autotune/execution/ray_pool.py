@@ -10,24 +10,30 @@ serves it on a node ends what an actor that died there has left.
 import contextlib
 import hashlib
 import itertools
+import logging
 import math
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from autotune.errors import AutotuneError, InfrastructureError, one_line
 from autotune.execution.cluster import Cluster, Node
 from autotune.execution.outcome import outcome_of_nodes
+from autotune.execution.places import goes_on
 from autotune.execution.runner import Runner, trial_directory
 from autotune.execution.share import DATA, Files, Share, clean
 from autotune.value import write_bytes, write_value
 from autotune.values.trial import Description, Failure, Inquiry, Rendezvous, TrialRequest, TrialResult, TrialStatus
 
 _GRACE_S = 20.0  # for the other nodes of a trial after the first has failed, as when they lose a connection
+_PATIENCE_S = 10.0  # of waiting for nodes that others use until the user is told of it
+
+logger = logging.getLogger(__name__)
+A = TypeVar("A")
 
 
 class _Unfit(Exception):
@@ -47,6 +53,7 @@ class _Place:
         count, label = cluster.fleet.nodes, {"ray.io/node-id": f"in({','.join(self.among)})"}
         cpus, gpus = (min(demand) for demand in zip(*(node.demand for node in nodes), strict=True))
         bundle = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
+        self.needs = f"{' and '.join(f'{n:g} {what}' for what, n in bundle.items())} on each of {count} node(s)"
         # Reserved by Ray as soon as all of it is free.
         self._group = placement_group([bundle] * count, "STRICT_SPREAD", bundle_label_selector=[label] * count)
         made = self._ray.remote(max_restarts=0, max_task_retries=0, num_cpus=cpus, num_gpus=gpus)(Share)
@@ -118,12 +125,22 @@ class _Place:
             remove_placement_group(self._group)
 
 
+def _is_loss(error: Exception) -> bool:
+    """Return whether Ray says that a node or an actor is gone, in place of what an actor has raised."""
+    from ray import exceptions
+
+    return isinstance(error, exceptions.RayError) and not isinstance(error, exceptions.RayTaskError)
+
+
 def _refusal(error: Exception) -> AutotuneError:
     """Return the error for the user from one of Ray, or one that an actor has raised, before a trial could begin."""
     cause = getattr(error, "cause", None) or error
     if "references to the actor were removed" in str(cause):  # they weren't: its calls, without a token, are refused
         way = "start Ray with RAY_AUTH_MODE=token on each, or search with RAY_AUTH_MODE=disabled"
         return InfrastructureError(f"the cluster was started without the token that this machine has: {way}")
+    if _is_loss(error):
+        what = f"a node of the cluster, or a worker on it, was lost before the first trial ({type(error).__name__})"
+        return InfrastructureError(f"{what}; `ray status` shows what is left, and a new search may go well")
     return cause if isinstance(cause, AutotuneError) else InfrastructureError(one_line(cause))
 
 
@@ -144,7 +161,7 @@ class RayPool(Runner):
         self._unfit: dict[str, str] = {}  # nodes that can run no trial, and why
         self._nodes: list[Node] = []
         self._looked = -math.inf
-        self._has_ended = False
+        self._has_ended = self._has_told = False
 
     def __exit__(self, *_: object) -> None:
         """End what runs; leave nothing on the nodes."""
@@ -183,30 +200,42 @@ class RayPool(Runner):
 
         InfrastructureError: they don't reach each other, or too few are left.
         """
-        with self._before_trials() as place:
+
+        def measured(place: _Place) -> float:
             return float(min(self._ray.get(list(place.call("measure_network", request, "network"))))) / 1e9
+
+        return self._before_trials(measured)
 
     def describe(self, request: Inquiry) -> Description:
         """Return what a node finds out about the user's own code; raises as `LocalRunner.describe`."""
-        with self._before_trials() as place:
-            found, files = self._ray.get(place.actors[0].describe.remote(request))
-            self._ray.get(place.keep(files))
+
+        def described(place: _Place) -> tuple[Description, Files]:
+            answer: tuple[Description, Files] = self._ray.get(place.actors[0].describe.remote(request))
+            self._ray.get(place.keep(answer[1]))
+            return answer
+
+        found, files = self._before_trials(described)
         (self._directory / DATA).mkdir(exist_ok=True)
         for name, content in files.items():
             write_bytes(content, self._directory / DATA / name)
-        assert isinstance(found, Description)
         return found
 
-    @contextlib.contextmanager
-    def _before_trials(self) -> Iterator[_Place]:
-        place = self._place()
-        try:
-            yield place
-        except Exception as error:  # of Ray, or of an actor
-            self._give_up(place)
-            raise _refusal(error) from None
-        with self._lock:
-            self._idle.append(place)
+    def _before_trials(self, ask: Callable[[_Place], A]) -> A:
+        """Return what a place answers; where a node or an actor of it is lost meanwhile, what the next one answers."""
+        is_again = False
+        while True:
+            place = self._place()
+            try:
+                answer = ask(place)
+            except Exception as error:  # of Ray, or of an actor
+                self._give_up(place)
+                if is_again or not _is_loss(error):
+                    raise _refusal(error) from None
+                is_again = True
+            else:
+                with self._lock:
+                    self._idle.append(place)
+                return answer
 
     def _trial(self, request: TrialRequest) -> TrialResult:
         """Run a trial until it has a result, which is then on disk."""
@@ -256,7 +285,7 @@ class RayPool(Runner):
         from ray import exceptions
 
         new: _Place | None = None
-        lost = 0
+        lost, began = 0, time.monotonic()
         while True:
             with self._lock:
                 nodes = self._present()
@@ -265,8 +294,8 @@ class RayPool(Runner):
                     new = None
                 if not (most := self._cluster.places(nodes)):
                     why = "; ".join(dict.fromkeys(self._unfit.values())) or "they have gone"
-                    told = f"too few nodes of the cluster are left for trials: {why}; `autotune resume` goes on"
-                    raise InfrastructureError(told)
+                    told = f"too few nodes of the cluster are left for trials: {why}"
+                    raise InfrastructureError(told + goes_on(self._directory))
                 if self._idle:
                     return self._idle.pop(0)
                 if new is None and len(self._places) < most:
@@ -282,10 +311,13 @@ class RayPool(Runner):
             try:
                 if new.is_reserved(wait_s=1.0):
                     return new
+                if not self._has_told and time.monotonic() - began > _PATIENCE_S:
+                    self._has_told = True
+                    logger.warning("autotune: waiting for %s to be free; `ray status` shows what is used", new.needs)
             except exceptions.RayError as error:  # a node was lost before any trial began there
                 self._give_up(new)
                 new, lost = None, lost + 1
-                if lost > 3 or isinstance(error, exceptions.RayTaskError):
+                if lost > 3 or not _is_loss(error):
                     raise _refusal(error) from None
 
     def _present(self) -> list[Node]:

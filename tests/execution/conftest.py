@@ -40,12 +40,15 @@ def light_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autotune.execution.launch.launch_command", benches.light_command)
 
 
+_TOKEN = secrets.token_hex(32)  # Ray keeps it for as long as the process lives
+
+
 @pytest.fixture(scope="module")
 def _ray_environment() -> Iterator[None]:
     """Token authentication as by default, with a token of the test's own; workers find the tests' modules."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_AUTH_MODE", "token")
-        environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        environment.setenv("RAY_AUTH_TOKEN", _TOKEN)
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
         environment.setenv("PYTHONPATH", process()["env"]["PYTHONPATH"])
         pytest.importorskip("ray")  # it reads these when it is imported

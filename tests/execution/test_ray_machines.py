@@ -6,11 +6,13 @@ import subprocess
 import psutil
 import pytest
 from benches import LONG
+from factories import make_workload
 from misbehaving_ranks import PAUSED_FILE
-from ray_makers import is_of_a_trial
+from ray_makers import NOTES, is_of_a_trial
 from running import process, until
 
 import autotune
+from autotune.errors import InfrastructureError
 from autotune.execution.cluster import Cluster, joined
 from autotune.execution.environment import shared_files
 from autotune.execution.ray_pool import RayPool
@@ -39,7 +41,7 @@ def make_pool(pair, tmp_path):
     with contextlib.ExitStack() as stack:
 
         def make(maker: str) -> RayPool:
-            (directory := tmp_path / f"run of {maker}").mkdir()
+            (directory := tmp_path / f"run of {maker}").mkdir(exist_ok=True)
             return stack.enter_context(RayPool(directory, pair, maker=f"ray_makers:{maker}"))
 
         yield make
@@ -60,6 +62,15 @@ def test_a_trial_of_two_nodes_has_a_rank_on_each(make_pool, pair, bench, tmp_pat
     ranks = [Measurement.model_validate_json((directory / f"rank-{n}.json").read_bytes()) for n in (0, 1)]
     assert result.outcome.step_times_s == max((rank.step_times_s for rank in ranks), key=sum)
     assert {"log.txt", "log-1.txt"} <= {file.name for file in directory.iterdir()}
+
+
+@pytest.mark.slow
+def test_the_network_is_measured_again_where_a_node_is_lost_meanwhile(make_pool, bench, tmp_path):
+    request = bench.request(config=TWO)
+    with pytest.raises(InfrastructureError, match="or a worker on it, was lost before the first trial"):
+        make_pool("dying").network_gb_s(request)
+    once = request.model_copy(update={"workload": make_workload(fixed_arguments={NOTES: str(tmp_path)})})
+    assert make_pool("dying").network_gb_s(once) == 1.0
 
 
 @pytest.mark.slow

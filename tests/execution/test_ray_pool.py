@@ -120,12 +120,13 @@ def test_a_trial_whose_worker_dies_runs_again_and_says_so_and_is_a_crash_the_sec
     assert "its worker died 2 times" in result.outcome.cause
 
 
-def test_a_trial_that_waits_for_its_turn_in_the_cluster_has_not_crashed(make_pool, cluster):
+def test_a_trial_that_waits_for_its_turn_in_the_cluster_has_not_crashed(make_pool, cluster, caplog):
     busy = cluster.ray.remote(num_cpus=1)(lambda seconds: time.sleep(seconds))
-    others = [busy.options(scheduling_strategy=cluster.pinned(node.id)).remote(12.0) for node in cluster.nodes()]
+    others = [busy.options(scheduling_strategy=cluster.pinned(node.id)).remote(20.0) for node in cluster.nodes()]
     result = make_pool("scripted").run(make_request(limits=make_limits(timeout_s=1.0)))
     assert result.status is TrialStatus.COMPLETED, result.outcome
     assert result.warnings == ()
+    assert "waiting for 1 CPU on each of 1 node(s) to be free" in caplog.text
     cluster.ray.get(others)
 
 
