@@ -3,7 +3,7 @@
 Heavy modules are imported by the commands that need them, so that ``--help`` is quick.
 """
 
-import contextlib
+import itertools
 import os
 import sys
 import time
@@ -21,23 +21,38 @@ _USAGE_ERROR: Any = typer.BadParameter.__base__  # typer exports kinds of it alo
 
 
 class _Commands(TyperGroup):
-    """All commands; an error in the usage of one is told in one line, like any other."""
+    """All commands; an error in the usage of one, or before it begins, is told in one line, like any other."""
 
     def main(self, *arguments: Any, **extra: Any) -> Any:
+        words = (extra.get("args") or sys.argv[1:])[1:]  # behind the command, up to a script's own
+        asked = set(itertools.takewhile(lambda word: word != "--", words))
+        self.telling = {"as_json": "--json" in asked, "debug": "--debug" in asked}
         try:
-            found = super().main(*arguments, **{**extra, "standalone_mode": False})
+            with reporting_errors(**self.telling):
+                found = self._run(*arguments, **extra)
+        except typer.Exit as ended:
+            found = ended.exit_code
+        if callable(found):
+            found = found()  # the user's own training, whose errors and exit code are its own
+        sys.exit(found if isinstance(found, int) else 0)
+
+    def _run(self, *arguments: Any, **extra: Any) -> Any:
+        try:
+            return super().main(*arguments, **{**extra, "standalone_mode": False})
         except _USAGE_ERROR as error:
             if error.ctx is not None and error.message == error.ctx.get_help():  # nothing was asked for
                 error.show()
-            else:
-                words = " ".join(error.format_message().split()).rstrip(".")
-                help_of = getattr(error.ctx, "command_path", "autotune")
-                is_of_command = error.ctx is None or error.ctx.parent is not None
-                as_json = is_of_command and "--json" in (extra.get("args") or sys.argv)
-                with contextlib.suppress(typer.Exit), reporting_errors(as_json=as_json, debug=False):
-                    raise InputError(f"{words} (`{help_of} --help` lists what there is)") from None
-            sys.exit(error.exit_code)
-        sys.exit(found if isinstance(found, int) else 0)
+                raise typer.Exit(error.exit_code) from None
+            words = " ".join(error.format_message().split()).rstrip(".")
+            help_of = getattr(error.ctx, "command_path", "autotune")
+            raise InputError(f"{words} (`{help_of} --help` lists what there is)") from None
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # while options are made; a command tells of its own
+            with reporting_errors(**self.telling):
+                raise
 
 
 app = typer.Typer(

@@ -81,7 +81,7 @@ def script(
     verbose: Verbose = False,
     as_json: Json = False,
     debug: Debug = False,
-) -> None:
+) -> Callable[[], None] | None:
     """Tune an unchanged script that trains with transformers' Trainer, or trl's.
 
     Example: autotune script --max-time 10m -- python train.py --bf16 true
@@ -99,19 +99,18 @@ def script(
             heeded = {"gpu", "dry_run", "devices", "quiet", "verbose", "as_json"}
             _leave_out(context, heeded, "and with --gpu the script is run as it is")
             _rehearse(gpu, command, console.given(context).get("devices"), quiet=quiet, as_json=as_json)
-            return
+            return None
         if apply is None:
             from autotune.planning.launchers import code_of
 
             asked = {**console.given(context), "script": command}
             shown = {"as_json": as_json, "quiet": quiet, "verbose": verbose}
             _find(context, asked, code_of(command).name, run_dir, dry_run=dry_run, **shown)
-            return
+            return None
         _leave_out(context, {"apply"}, "and --apply trains")
         from autotune.integrations.apply import prepared, run
 
-        ready = prepared(apply, command)
-    run(*ready)  # its errors and its exit code are the script's own
+        return partial(run, *prepared(apply, command))
 
 
 def _leave_out(context: typer.Context, allowed: set[str], why: str) -> None:

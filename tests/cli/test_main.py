@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from factories import make_plan
 from running import process
 from typer.testing import CliRunner
 
+from autotune.cli import console
 from autotune.cli.console import Verbose, guarded
 from autotune.cli.main import app
 from autotune.storage.run_directory import RunDirectory
@@ -137,7 +139,7 @@ def test_an_option_that_a_command_within_another_would_not_heed_is_refused(comma
     assert (done.exit_code, json.loads(done.stdout)["error"]["message"]) == (2, "--json: goes behind forget")
 
 
-def test_an_error_is_an_object_with_json_and_has_a_traceback_with_debug(command, autotune):
+def test_an_error_is_an_object_with_json_and_has_a_traceback_with_debug(command, autotune, monkeypatch):
     done = command("find", "--model", "t5-smal", "--json")
     error = json.loads(done.stdout)["error"]
     assert (done.exit_code, error["kind"], error["exit_code"]) == (2, "UnknownModelError", 2)
@@ -145,6 +147,9 @@ def test_an_error_is_an_object_with_json_and_has_a_traceback_with_debug(command,
     for words, said in ((), "Missing option '--model' (`"), (("--model",), "Option '--model' requires an argument (`"):
         assert json.loads(command("find", "--json", *words).stdout)["error"]["message"].startswith(said)
     assert "Traceback" in autotune("find", "--model", "t5-smal", "--debug").stderr
+    monkeypatch.setattr(console, "_made", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))  # Ctrl-C
+    done = command("find", "--model", "gpt2", "--json")
+    assert (done.exit_code, json.loads(done.stdout)["error"]["message"]) == (130, "interrupted")
 
 
 @pytest.mark.parametrize("options", [(), ("--verbose",)])
@@ -175,11 +180,11 @@ def test_a_standard_stream_that_is_closed_has_its_number_taken_by_no_file(tmp_pa
     assert (tmp_path / "found").read_text().split() == [os.devnull] * 3
 
 
-@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize("options", [("spaces",), ("spaces", "--json"), ("--version",)])
 def test_where_nobody_reads_or_the_disk_is_full_a_command_ends_without_a_traceback(options):
     reader, writer = os.pipe()
     os.close(reader)
-    command = process("-m", "autotune", "spaces", *options, PYTHONUNBUFFERED="")
+    command = process("-m", "autotune", *options, PYTHONUNBUFFERED="")
     for stdout, expected in (
         (writer, (0, "")),
         (os.open("/dev/full", os.O_WRONLY), (4, "autotune: the disk is full\n")),

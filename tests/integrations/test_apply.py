@@ -196,4 +196,4 @@ def test_a_scripts_own_failure_and_exit_code_stay_its_own(autotune, answer, here
     assert autotune("script", "--apply", path, "--", "python", "exits.py").returncode == 7
     failed = autotune("script", "--apply", path, "--", "python", "fails.py")
     assert failed.returncode == 1
-    assert "ZeroDivisionError" in failed.stderr
+    assert "\nZeroDivisionError" in failed.stderr
