@@ -89,15 +89,21 @@ def save_bytes(content: bytes, path: Path) -> None:
     write_bytes(content, target, mode=stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666)
 
 
-def check_savable(path: Path) -> None:
-    """Check (OSError) that `path` can be written, which leaves it as it is; nobody has to read a pipe yet."""
+def check_savable(path: Path, mark: str = "") -> None:
+    """Check (OSError) that `path` can be written, which leaves it as it is; nobody has to read a pipe yet.
+
+    A file that has something in it, but not `mark`, as ours of that kind do, is the user's and isn't to be replaced.
+    """
     if _is_special(path):
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return
     target = Path(os.path.realpath(path))
     existed = target.exists()
-    target.open("a").close()
+    with target.open("a+b") as file:
+        file.seek(0)
+        if (content := file.read(1 << 20)) and mark.encode() not in content:
+            raise FileExistsError(errno.EEXIST, f"{path.name} is another file; remove it, or name another")
     if not existed:
         target.unlink()
 

@@ -139,7 +139,7 @@ def report(
     """Write what a search found as one HTML page, or as JSON."""
     from autotune.output.gather import gather
     from autotune.output.report import answer, html_report
-    from autotune.value import save_bytes, write_bytes
+    from autotune.value import check_savable, save_bytes, write_bytes
 
     chosen = form or ("html" if out is None else out.suffix.lower().lstrip("."))
     if chosen not in ("html", "json"):
@@ -147,6 +147,7 @@ def report(
     path, found = out or run_dir / f"report.{chosen}", gather(run_dir)
     content = found.model_dump_json(indent=2) + "\n" if chosen == "json" else html_report(found)
     with writing(f"--out {path}"):
+        check_savable(path, '"autotune_version"' if chosen == "json" else "<title>autotune: ")
         (write_bytes if out is None else save_bytes)(content.encode(), path)
     if as_json:
         console.print_json({"file": str(path), "format": chosen, "answer": answer(found)})

@@ -17,7 +17,7 @@ from autotune.exports import launch_files, scripts
 from autotune.exports.scripts import Code, Draft, hyperparameter, literal, lost_arguments
 from autotune.training.adapters import BITFIT
 from autotune.training.arguments import ZERO_STAGES, effective_tf32
-from autotune.value import save_bytes
+from autotune.value import check_savable, save_bytes
 from autotune.values.config import OF_DDP
 from autotune.values.result import ResultData
 from autotune.values.techniques import OPTIMIZERS
@@ -195,6 +195,8 @@ def write(
     if target == ALL and launch:
         files["launch.txt"] = "".join(f"{command}\n" for command in launch)
     directory.mkdir(parents=True, exist_ok=True)
+    for name in files:
+        check_savable(directory / name, " as autotune measured it, " if name.endswith(".py") else "")
     for name, text in files.items():
         save_bytes(text.encode(), directory / name)
     lost = tuple(f"{f'{name}: ' * (target == ALL)}{line}" for name, one in found.items() for line in one.lost)

@@ -180,7 +180,7 @@ def wanted_file(output: str | Path | None) -> str | None:
         return None
     path = Path(output).absolute()
     with writing(f"--output {output}"):
-        check_savable(path)
+        check_savable(path, '"autotune_version"')
     return str(path)
 
 

@@ -50,6 +50,8 @@ def test_a_script_that_is_not_written_is_said_to_be_the_users(export, tmp_path, 
     assert "note" not in json.loads(export("--output", tmp_path / "out", "--json").stdout)
     export("--to", "python", "--output", f"{tmp_path}/new/")
     assert (tmp_path / "new" / "train.py").is_file()
+    (tmp_path / "new" / "train.py").write_text("the user's own")
+    assert export("--to", "python", "--output", tmp_path / "new").exit_code == 2
 
 
 def test_a_users_script_is_run_with_the_answer_where_it_lies(command, result, tmp_path):

@@ -100,7 +100,7 @@ ERRORS = [
     ("find --model gpt2 --device cpu --dry-run -o best.json", 2, "--output: is of a search, and --dry-run has none"),
     (f"find --model gpt2 --space {'s' * 5000}", 2, "sss"), ("find --model gpt2 --space digits.yaml", 2, "digits.yaml"),
     ("find --model gpt2 --data nowhere.jsonl", 2, "nowhere.jsonl"),
-    ("find --model gpt2 -o no/such/place.json", 2, "no/such/place.json"),
+    ("find --model gpt2 -o no/place.json", 2, "no/place.json"), ("find --model gpt2 -o file", 2, "file is another"),
     ("find --model gpt2 --run-dir file/run", 2, "file/run"),
     (
         "find --model gpt2 --report-to tensorbord",
