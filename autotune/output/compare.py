@@ -50,7 +50,7 @@ def _compared(one: Contender, other: Contender, drift: float) -> Compared:
     measured = [contender.measurement for contender in (one, other) if contender.measurement is not None]
     rates = [measurement.samples_per_second for measurement in measured]
     ratio, spans = rates[1] / rates[0], [measurement.shown_interval for measurement in measured]
-    halves = [math.log(span.high / span.low) / 2 if span.low > 0 else math.inf for span in spans]
+    halves = [math.log(span.high / span.low) / 2 if 0 < span.low <= span.high else math.inf for span in spans]
     # That of a trial which ran once is of its steps, not of a next run.
     half = math.hypot(*halves, *(0.0 if contender.confirmed else 1.96 * drift for contender in (one, other)))
     steps, more = [c.step for c in (one, other)], dict[StepPart, float]()

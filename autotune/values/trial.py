@@ -207,7 +207,7 @@ class Measurement(Value):
     step_times_s: tuple[float, ...]  # seconds of each optimizer step, at the workload's full accumulation
     accumulation_steps: PositiveInt  # micro-batches per step that ran
     steps_per_turn: PositiveInt | None = None  # steps between those of trials that ran in turn; None: it ran alone
-    samples_per_second: float
+    samples_per_second: float = Field(gt=0, allow_inf_nan=False)
     # Of the mean, by the spread of steps; in finals of the next run, by the spread of trials.
     samples_per_second_interval: Interval
     memory: Memory

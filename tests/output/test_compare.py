@@ -129,4 +129,7 @@ def test_the_command_reads_two_answers(command, tmp_path):
     for text in (unknown.stdout, (tmp_path / "once.json").read_text()):
         json.loads(text, parse_constant=pytest.fail)
     assert read_result(tmp_path / "once.json") == once
-    assert command("compare", tmp_path / "a.json", tmp_path / "none.json").exit_code == 2
+    wrong = (tmp_path / "a.json").read_text().replace('"samples_per_second": 10.0', '"samples_per_second": "NaN"')
+    (tmp_path / "wrong.json").write_text(wrong)
+    for second in ("none.json", "wrong.json"):
+        assert command("compare", tmp_path / "a.json", tmp_path / second).exit_code == 2
