@@ -90,10 +90,7 @@ def save_bytes(content: bytes, path: Path) -> None:
 
 
 def check_savable(path: Path, mark: str = "") -> None:
-    """Check (OSError) that `path` can be written, which leaves it as it is; nobody has to read a pipe yet.
-
-    A file that has something in it, but not `mark`, as ours of that kind do, is the user's and isn't to be replaced.
-    """
+    """Check (OSError) that `path` can be written, and is no file without our `mark`; a pipe needs no reader yet."""
     if _is_special(path):
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -96,11 +96,8 @@ class Dying(Runner):
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("unreachable")
 
-    def ask(self, name: str, entry: str, request: TrialRequest, **limits: object) -> Path:
-        self.run(request)
-        answer = Path(request.workload.fixed_arguments[NOTES])
-        (answer / "network.txt").write_text("1e9")
-        return answer
+    def ask(self, name: str, entry: str, request: TrialRequest, **limits: object) -> TrialResult:
+        return self.run(request)
 
 
 def dying(directory: Path, device: str) -> Runner:

@@ -24,28 +24,25 @@ class _Commands(TyperGroup):
     """All commands; an error in the usage of one, or before it begins, is told in one line, like any other."""
 
     def main(self, *arguments: Any, **extra: Any) -> Any:
-        words = (extra.get("args") or sys.argv[1:])[1:]  # behind the command, up to a script's own
-        asked = set(itertools.takewhile(lambda word: word != "--", words))
+        given = (extra.get("args") or sys.argv[1:])[1:]  # behind the command, up to a script's own
+        asked = set(itertools.takewhile(lambda word: word != "--", given))
         self.telling = {"as_json": "--json" in asked, "debug": "--debug" in asked}
         try:
             with reporting_errors(**self.telling):
-                found = self._run(*arguments, **extra)
+                try:
+                    found = super().main(*arguments, **{**extra, "standalone_mode": False})
+                except _USAGE_ERROR as error:
+                    if error.ctx is not None and error.message == error.ctx.get_help():  # nothing was asked for
+                        error.show()
+                        raise typer.Exit(error.exit_code) from None
+                    words = " ".join(error.format_message().split()).rstrip(".")
+                    help_of = getattr(error.ctx, "command_path", "autotune")
+                    raise InputError(f"{words} (`{help_of} --help` lists what there is)") from None
         except typer.Exit as ended:
             found = ended.exit_code
         if callable(found):
             found = found()  # the user's own training, whose errors and exit code are its own
         sys.exit(found if isinstance(found, int) else 0)
-
-    def _run(self, *arguments: Any, **extra: Any) -> Any:
-        try:
-            return super().main(*arguments, **{**extra, "standalone_mode": False})
-        except _USAGE_ERROR as error:
-            if error.ctx is not None and error.message == error.ctx.get_help():  # nothing was asked for
-                error.show()
-                raise typer.Exit(error.exit_code) from None
-            words = " ".join(error.format_message().split()).rstrip(".")
-            help_of = getattr(error.ctx, "command_path", "autotune")
-            raise InputError(f"{words} (`{help_of} --help` lists what there is)") from None
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -56,15 +53,11 @@ class _Commands(TyperGroup):
 
 
 app = typer.Typer(
-    name="autotune",
-    cls=_Commands,
+    name="autotune", cls=_Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
     help="Find the fastest training configuration that fits the memory of a GPU.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
     epilog="Exit codes: 0 found, 1 a bug, 2 bad input, 3 the machine lacks something, 4 infrastructure failed, "
     "5 nothing fits, 6 nothing passed, 130 interrupted.",
-)
+)  # fmt: skip
 
 
 @app.callback(invoke_without_command=True)

@@ -183,8 +183,8 @@ def check_disk(run_directory: Path) -> None:
 
 def full_disk(run_directory: Path) -> InfrastructureError:
     left = shutil.disk_usage(run_directory).free >> 10
-    told = f"{run_directory}: the disk is full ({left} KiB are free): make room"
-    return InfrastructureError(told + goes_on(run_directory))
+    told = f"{run_directory}: the disk is full ({left} KiB are free): make room{goes_on(run_directory)}"
+    return InfrastructureError(told)
 
 
 def goes_on(run_directory: Path) -> str:

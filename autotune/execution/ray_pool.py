@@ -15,10 +15,10 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from autotune.errors import AutotuneError, InfrastructureError, one_line
 from autotune.execution.cluster import Cluster, Node
@@ -33,7 +33,6 @@ _GRACE_S = 20.0  # for the other nodes of a trial after the first has failed, as
 _PATIENCE_S = 10.0  # of waiting for nodes that others use until the user is told of it
 
 logger = logging.getLogger(__name__)
-A = TypeVar("A")
 
 
 class _Unfit(Exception):
@@ -125,20 +124,15 @@ class _Place:
             remove_placement_group(self._group)
 
 
-def _is_loss(error: Exception) -> bool:
-    """Return whether Ray says that a node or an actor is gone, in place of what an actor has raised."""
-    from ray import exceptions
-
-    return isinstance(error, exceptions.RayError) and not isinstance(error, exceptions.RayTaskError)
-
-
 def _refusal(error: Exception) -> AutotuneError:
     """Return the error for the user from one of Ray, or one that an actor has raised, before a trial could begin."""
+    from ray import exceptions
+
     cause = getattr(error, "cause", None) or error
     if "references to the actor were removed" in str(cause):  # they weren't: its calls, without a token, are refused
         way = "start Ray with RAY_AUTH_MODE=token on each, or search with RAY_AUTH_MODE=disabled"
         return InfrastructureError(f"the cluster was started without the token that this machine has: {way}")
-    if _is_loss(error):
+    if isinstance(cause, exceptions.RayActorError | exceptions.NodeDiedError | exceptions.WorkerCrashedError):
         what = f"a node of the cluster, or a worker on it, was lost before the first trial ({type(error).__name__})"
         return InfrastructureError(f"{what}; `ray status` shows what is left, and a new search may go well")
     return cause if isinstance(cause, AutotuneError) else InfrastructureError(one_line(cause))
@@ -200,42 +194,30 @@ class RayPool(Runner):
 
         InfrastructureError: they don't reach each other, or too few are left.
         """
-
-        def measured(place: _Place) -> float:
+        with self._before_trials() as place:
             return float(min(self._ray.get(list(place.call("measure_network", request, "network"))))) / 1e9
-
-        return self._before_trials(measured)
 
     def describe(self, request: Inquiry) -> Description:
         """Return what a node finds out about the user's own code; raises as `LocalRunner.describe`."""
-
-        def described(place: _Place) -> tuple[Description, Files]:
-            answer: tuple[Description, Files] = self._ray.get(place.actors[0].describe.remote(request))
-            self._ray.get(place.keep(answer[1]))
-            return answer
-
-        found, files = self._before_trials(described)
+        with self._before_trials() as place:
+            found, files = self._ray.get(place.actors[0].describe.remote(request))
+            self._ray.get(place.keep(files))
         (self._directory / DATA).mkdir(exist_ok=True)
         for name, content in files.items():
             write_bytes(content, self._directory / DATA / name)
+        assert isinstance(found, Description)
         return found
 
-    def _before_trials(self, ask: Callable[[_Place], A]) -> A:
-        """Return what a place answers; where a node or an actor of it is lost meanwhile, what the next one answers."""
-        is_again = False
-        while True:
-            place = self._place()
-            try:
-                answer = ask(place)
-            except Exception as error:  # of Ray, or of an actor
-                self._give_up(place)
-                if is_again or not _is_loss(error):
-                    raise _refusal(error) from None
-                is_again = True
-            else:
-                with self._lock:
-                    self._idle.append(place)
-                return answer
+    @contextlib.contextmanager
+    def _before_trials(self) -> Iterator[_Place]:
+        place = self._place()
+        try:
+            yield place
+        except Exception as error:  # of Ray, or of an actor
+            self._give_up(place)
+            raise _refusal(error) from None
+        with self._lock:
+            self._idle.append(place)
 
     def _trial(self, request: TrialRequest) -> TrialResult:
         """Run a trial until it has a result, which is then on disk."""
@@ -317,7 +299,7 @@ class RayPool(Runner):
             except exceptions.RayError as error:  # a node was lost before any trial began there
                 self._give_up(new)
                 new, lost = None, lost + 1
-                if lost > 3 or not _is_loss(error):
+                if lost > 3 or isinstance(error, exceptions.RayTaskError):
                     raise _refusal(error) from None
 
     def _present(self) -> list[Node]:

@@ -28,15 +28,9 @@ FILE_NAMES = {
 
 # Defaults of TrainingArguments (transformers 5.17 to 5.23) for the hyperparameters.
 DEFAULTS: dict[str, Any] = {
-    "learning_rate": 5e-5,
-    "lr_scheduler_type": "linear",
-    "warmup_steps": 0,
-    "weight_decay": 0.0,
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-    "adam_epsilon": 1e-8,
-    "max_grad_norm": 1.0,
-}
+    "learning_rate": 5e-5, "lr_scheduler_type": "linear", "warmup_steps": 0, "weight_decay": 0.0,
+    "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8, "max_grad_norm": 1.0,
+}  # fmt: skip
 
 _EXPANDABLE = "expandable_segments:True"
 

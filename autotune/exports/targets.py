@@ -61,21 +61,12 @@ def accelerate_loop(result: ResultData) -> Draft:
         compiled = Code(f"backend={literal(config.torch_compile_backend)}{mode}")
     is_share = 0 < warmup < 1
     return scripts.script(
-        result,
-        "accelerate_loop.py",
-        "accelerate_loop.py.j2",
-        lost,
-        tf32=effective_tf32(config, result.hardware),
-        mixed_precision=config.mixed_precision,
-        compile=compiled,
-        ddp=ddp,
-        checkpointing=checkpointing,
-        warmup_share=is_share,
+        result, "accelerate_loop.py", "accelerate_loop.py.j2", lost,
+        tf32=effective_tf32(config, result.hardware), mixed_precision=config.mixed_precision, compile=compiled,
+        ddp=ddp, checkpointing=checkpointing, optimizer=optimizer, warmup_share=is_share,
         warmup=Code(f"math.ceil({literal(warmup)} * options.steps)") if is_share else int(warmup),
-        optimizer=optimizer,
-        weighs=False,
-        count_by_loss_type=False,  # it is the Trainer that counts labels by it
-    )
+        weighs=False, count_by_loss_type=False,  # it is the Trainer that counts labels by it
+    )  # fmt: skip
 
 
 class LoopOptimizer(NamedTuple):

@@ -57,14 +57,12 @@ def _compared(one: Contender, other: Contender, drift: float) -> Compared:
     if steps[0] is not None and steps[1] is not None:
         sides = [{part: share * step.seconds for part, share in step.shares.items()} for step in steps if step]
         more = {part: sides[1].get(part, 0.0) - sides[0].get(part, 0.0) for part in sides[0].keys() | sides[1].keys()}
+    peaks = (measured[0].memory.peak_bytes, measured[1].memory.peak_bytes)
     return Compared(
-        config=one.config,
-        samples_per_second=(rates[0], rates[1]),
-        peak_bytes=(measured[0].memory.peak_bytes, measured[1].memory.peak_bytes),
-        ratio=ratio,
+        config=one.config, samples_per_second=(rates[0], rates[1]), peak_bytes=peaks, ratio=ratio,
         interval=Interval(low=ratio * math.exp(-half), high=ratio * math.exp(half)),
         more_s=dict(sorted(more.items(), key=lambda part: -abs(part[1]))),
-    )
+    )  # fmt: skip
 
 
 def comparison_table(first: ResultData, found: Comparison) -> RenderableType:

@@ -235,12 +235,7 @@ def preview(plan: SearchPlan, model: CostModel | None) -> Preview:
         for config in sampler.foreseen(min(6, plan.budget.max_trials + 1))
     ]
     return Preview(
-        **plan.problem_fields(),
-        budget=plan.budget,
+        **plan.problem_fields(), budget=plan.budget, notes=plan.notes, first_trials=tuple(first),
         configurations=len(legal) * len(space.loadings) + (plan.baseline not in legal) - too_large,
-        knobs=values,
-        values_refused=left_out,
-        refused=dict(refused.most_common()),
-        first_trials=tuple(first),
-        notes=plan.notes,
-    )
+        knobs=values, values_refused=left_out, refused=dict(refused.most_common()),
+    )  # fmt: skip

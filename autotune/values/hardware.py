@@ -132,16 +132,11 @@ def detect(device: str = "auto") -> Hardware:
     if device == "cpu":
         flags = _cpuinfo("flags").split()
         useful = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
+        name, found = _cpuinfo("model name"), tuple(feature for feature in useful if feature in flags)
         return Hardware(
-            kind="cpu",
-            device="cpu",
-            name=_cpuinfo("model name") or platform.processor() or platform.machine(),
-            memory_bytes=memory.total,
-            free_bytes=memory.available,
-            features=tuple(feature for feature in useful if feature in flags),
-            count=1,
-            **host,
-        )
+            kind="cpu", device="cpu", name=name or platform.processor() or platform.machine(), features=found, count=1,
+            memory_bytes=memory.total, free_bytes=memory.available, **host,
+        )  # fmt: skip
     match = re.fullmatch(r"cuda(?::(\d+))?", device)
     if not match:
         raise InputError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
@@ -157,19 +152,12 @@ def detect(device: str = "auto") -> Hardware:
         driver = pynvml.nvmlSystemGetDriverVersion()
     named, alike = os.environ.get("CC"), like_devices(device)
     return Hardware(
-        kind="cuda",
-        device=device,
-        name=name,
-        memory_bytes=of_device.total,
-        free_bytes=of_device.free,
-        capability=capability,
-        driver=driver,
+        kind="cuda", device=device, name=name, memory_bytes=of_device.total, free_bytes=of_device.free,
+        capability=capability, driver=driver, starts_with_tf32=os.environ.get(TF32_VARIABLE) == "1",
         has_cc=any(map(shutil.which, ("gcc", "clang") if named is None else (named,))),  # as Triton
-        starts_with_tf32=os.environ.get(TF32_VARIABLE) == "1",
-        count=len(alike),
         peers=None if alike == tuple(f"cuda:{number}" for number in range(count)) else alike[1:],
-        **host,
-    )
+        count=len(alike), **host,
+    )  # fmt: skip
 
 
 def cuda_count() -> int:

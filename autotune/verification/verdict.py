@@ -17,16 +17,7 @@ from autotune.units import show_memory, show_rate
 from autotune.values.conditions import POWER_CAP
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.problem import break_even_steps, cold_start_s
-from autotune.values.result import (
-    Compilation,
-    Contender,
-    ResultData,
-    StepTime,
-    TrialRow,
-    Verdict,
-    rows_of,
-    shown_rate,
-)
+from autotune.values.result import Compilation, Contender, ResultData, StepTime, TrialRow, Verdict, rows_of, shown_rate
 from autotune.values.statistics import Speedup, drift
 from autotune.values.time_spent import spent_on
 from autotune.values.trial import Measurement, Purpose, StepParts, TrialResult, TrialStatus
