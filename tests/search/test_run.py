@@ -101,9 +101,9 @@ def test_an_output_is_known_by_its_place_and_what_it_held_stays_until_there_is_a
     path = tmp_path / "best.json"
     assert (wanted_file("best.json"), wanted_file(None)) == (str(path), None)
     assert not path.exists()
-    path.write_text("of yesterday")
+    path.write_text('{"autotune_version": "of yesterday"}')
     deliver(None, wanted_file(path), tmp_path)
-    assert path.read_text() == "of yesterday"
+    assert path.read_text() == '{"autotune_version": "of yesterday"}'
     result = answer_of(make_config(16))
     deliver(result, wanted_file(path), tmp_path)
     assert load(path) == result
