@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -121,7 +122,7 @@ def _beside(operator: Any, base: str, kernel: Callable[..., Any]) -> Callable[..
         written = _tensors([args[i] if i < len(args) else kwargs.get(name) for i, name in written_to])
         on_host = {id(tensor): _on_host(tensor) for tensor in given if tensor.is_cuda}
         for tensor in written if writes_all else ():
-            if tensor.is_cuda and on_host[id(tensor)] is None and _is_whole(tensor):
+            if tensor.is_cuda and on_host[id(tensor)] is None and not _is_gradient(tensor) and _is_whole(tensor):
                 on_host[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype)
         if None in on_host.values() or (base in _RANDOM and written[0].requires_grad):  # weights become the model's
             if base in _SHAPED_BY_VALUES or base == "equal":
@@ -244,23 +245,41 @@ def _read(kernel: Callable[..., Any], keys: Any, tensor: torch.Tensor) -> Any:
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return what is known of a tensor, as a view of what is known of its storage; None: nothing is."""
-    storage = tensor.untyped_storage()
-    found = _known.get(storage._cdata)
-    if found is None or found[1].nbytes() < storage.nbytes():
+    found = _known.get(_place(tensor))
+    if found is None or found[1].nbytes() < tensor.untyped_storage().nbytes():
         return None
     whole = torch.empty(0, dtype=tensor.dtype).set_(found[1])
     return torch.as_strided(whole, tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
+def _place(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's storage, of which no object of Python's is made: it would stay.
+
+    To a gradient that somebody else holds the backward pass adds nothing in place.
+    """
+    return torch._C._storage_address(tensor)  # type: ignore[attr-defined, no-any-return]
+
+
+def _most_bytes(tensor: torch.Tensor) -> int:
+    # Bytes are workspaces of kernels.
+    return _MOST_FRACTION_BYTES if tensor.is_floating_point() or tensor.dtype == torch.uint8 else _MOST_BYTES
+
+
+def _is_gradient(tensor: torch.Tensor) -> bool:
+    """Return whether a fraction is of a backward pass, which runs where nobody's Python has called."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return frame is None and tensor.is_floating_point()
+
+
 def _is_whole(tensor: torch.Tensor) -> bool:
-    return tensor.nbytes + 15 >= tensor.untyped_storage().nbytes()
+    return tensor.nbytes <= _most_bytes(tensor) and tensor.nbytes + 15 >= tensor.untyped_storage().nbytes()
 
 
 def _remember(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    storage = tensor.untyped_storage()
-    # Bytes are workspaces of kernels.
-    most = _MOST_FRACTION_BYTES if tensor.is_floating_point() or tensor.dtype == torch.uint8 else _MOST_BYTES
-    if not tensor.is_cuda or storage.nbytes() > most:
+    most = _most_bytes(tensor)
+    if not tensor.is_cuda or tensor.nbytes > most or (storage := tensor.untyped_storage()).nbytes() > most:
         return
     if _on_host(tensor) is None:
         if storage.nbytes() > _MOST_FRACTION_BYTES // 4 or (len(_known) > 1000 and len(_known) % 256 == 0):
@@ -276,7 +295,7 @@ def _remember(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 def _forget(tensor: torch.Tensor) -> None:
     if tensor.is_cuda:
-        _known.pop(tensor.untyped_storage()._cdata, None)
+        _known.pop(_place(tensor), None)
 
 
 def _unknown(what: str) -> UnknownValueError:

@@ -146,10 +146,11 @@ for _ in range(3):
     nn.utils.clip_grad_norm_(net.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
-print(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+made = torch.cuda.memory_stats()["allocation.all.allocated"]  # a gradient that is added to in place is none
+print(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), made)
 """
     (on, off) = (list(map(int, printed("-c", program, how)[-1].split())) for how in ("with", "without"))
-    assert on[0] == off[0]
+    assert on[::2] == off[::2]
     assert abs(on[1] - off[1]) <= 2 << 20  # a block that Python holds for a moment longer
 
 
