@@ -123,6 +123,7 @@ class LocalRunner(Runner):
         self._running: dict[int, _Running] = {}  # by the number of the place
         self._endings: dict[int, Ending] = {}  # of jobs that have ended, until somebody asks for them
         self._compiled: set[str] = set()
+        self._asked = Ending()  # of the child that was asked last
         self.ends_at = math.inf  # `time.perf_counter()` at which all is ended that runs before the first trial
 
     def __enter__(self) -> Self:
@@ -248,6 +249,10 @@ class LocalRunner(Runner):
             logs = (directory / log_file(), self._run_directory / LOG_FILE)  # the latter: it couldn't be forked
             tail = next(filter(None, (read_tail(log, lines=1) for log in logs)), None) or "no answer"
             if isinstance(request, DescribeRequest):
+                own, code = request.workload.own_code, next(iter(self._asked.returncodes), None) or 0
+                if own is not None and code > 0:  # by `os._exit`, say
+                    said = f"ended with exit code {code} before it trained (its output: {logs[0]})"
+                    raise errors.InputError(f"{own.file}: {said}") from None
                 raise InfrastructureError(f"the model could not be inspected: {tail}") from None
             # It hung or died; the trial of the baseline will tell why.
             note = f"samples of a step, and its gradient with another split, could not be looked at: {tail}"
@@ -282,7 +287,7 @@ class LocalRunner(Runner):
             ranks=None if ranks is None else len(ranks), rendezvous=rendezvous,
         )  # fmt: skip
         self._send(job, devices=devices)
-        self._wait_for((place,))
+        self._asked = self._wait_for((place,))[2]
         return directory
 
     def launch(self) -> Launcher:

@@ -377,6 +377,7 @@ FAILING = {
     "raise SystemExit(3)": "it ended with exit code 3 without having called",
     "raise SystemExit('no texts')": "it ended: no texts, without having called",
     "raise SystemExit(2)": r"options that it lacks or doesn't know \(those of autotune stand before --\), with",
+    "import os; os._exit(7)": "ended with exit code 7 before it trained",
     "1 / 0": "failed before it trained: ZeroDivisionError: division by zero",
     "import no_such_module": "ModuleNotFoundError: .*; it runs in the environment of autotune, /",
     "input('Go on? ')": "EOFError: .*; it runs with an empty standard input, so that it can't ask",
