@@ -152,6 +152,7 @@ class RayPool(Runner):
         self._lock = threading.RLock()  # for all of the following
         self._places: list[_Place] = []
         self._idle: list[_Place] = []
+        self._starting: list[_Place] = []  # that nobody waits for any more, since another place was idle first
         self._unfit: dict[str, str] = {}  # nodes that can run no trial, and why
         self._nodes: list[Node] = []
         self._looked = -math.inf
@@ -184,7 +185,7 @@ class RayPool(Runner):
     def run(self, request: TrialRequest) -> TrialResult:
         """Run a trial alone; all such run at one place, and the others are free for whoever waits for them."""
         assert not self._trials, "a trial that is run alone has to be alone"
-        for place in self._places[1:]:
+        for place in (*self._starting, *self._idle[1:]):
             self._give_up(place)
         self.begin(request)
         return self.wait()
@@ -271,7 +272,8 @@ class RayPool(Runner):
         while True:
             with self._lock:
                 nodes = self._present()
-                if new is not None and (self._idle or list(new.among.values()) != nodes):
+                new = self._starting.pop() if new is None and self._starting else new
+                if new is not None and list(new.among.values()) != nodes:
                     self._give_up(new)
                     new = None
                 if not (most := self._cluster.places(nodes)):
@@ -279,6 +281,7 @@ class RayPool(Runner):
                     told = f"too few nodes of the cluster are left for trials: {why}"
                     raise InfrastructureError(told + goes_on(self._directory))
                 if self._idle:
+                    self._starting += [new] if new is not None else []
                     return self._idle.pop(0)
                 if new is None and len(self._places) < most:
                     taken = {place.number for place in self._places}
@@ -313,5 +316,6 @@ class RayPool(Runner):
         with self._lock:
             self._places = [each for each in self._places if each is not place]
             self._idle = [each for each in self._idle if each is not place]
+            self._starting = [each for each in self._starting if each is not place]
             self._looked = -math.inf
         place.give_up()
