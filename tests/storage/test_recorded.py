@@ -46,7 +46,7 @@ CHANGES = {
     "memory": ({"hardware": make_hardware(memory_bytes=1 << 30)}, False),
     "torch": ({"hardware": make_hardware(versions={**VERSIONS, "torch": "2.14.0"})}, False),
     "what doesn't train": ({"hardware": make_hardware(versions={**VERSIONS, "optuna": "6.0.0"})}, True),
-    "what is free now": ({"hardware": make_hardware(free_bytes=1)}, True),
+    "what is free now": ({"hardware": make_hardware(free_bytes=1, peers=("cuda:2",))}, True),
 }
 ELSEWHERE = {"name": "another", "reference": "./another", "source": "directory", "path": "/another"}
 NOT_STEPS = {
