@@ -200,6 +200,8 @@ def _gpu_alone(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
         yield f"use_liger_kernel {_NEEDS_CC}"
     if not facts.liger:
         yield f"liger-kernel has no kernels for {workload.model.model_type}; the Trainer would silently go without"
+    if config.torch_compile_backend is not None:
+        yield "Liger's kernels fail when they are compiled, or give a wrong loss (Liger-Kernel issues 1327, 1338)"
 
 
 def _adapter(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:

@@ -170,6 +170,7 @@ ILLEGAL = [
     (why(workload=SMOOTHED, facts=CHUNKED, chunked_loss=True), "worked out from all logits"),
     (why(without(GPU, "liger-kernel"), use_liger_kernel=True), "needs the package liger-kernel"),
     (why(LIGER_GPU, use_liger_kernel=True), "liger-kernel has no kernels for llama"),
+    (why(LIGER_GPU, facts=LIGER, use_liger_kernel=True, torch_compile_backend="inductor"), "or give a wrong loss"),
     (why(NO_BNB_GPU, optim="adamw_bnb_8bit"), "adamw_bnb_8bit needs the package bitsandbytes"),
     (why(facts=make_facts(supports_checkpointing=False), checkpointing="full"), "has no activation checkpointing"),
     (why(NO_CXX, **INDUCTOR), "inductor needs a C++ compiler"),
