@@ -4,8 +4,11 @@ from typing import Any
 
 from conftest import write_model
 
+from autotune.training.build import build_config
+from autotune.training.inputs import image_text
 from autotune.training.resolve import resolve
-from autotune.values.model import ModelSpec
+from autotune.values.model import ModelSpec, Task
+from autotune.values.workload import Workload
 
 
 def vision_language(*, wide: int = 1, vocabulary: int = 512) -> dict[str, dict[str, Any]]:
@@ -72,3 +75,11 @@ def edge(name: str) -> int | None:
 
 def tiny_vision_language(folder: Any, name: str, **sizes: int) -> ModelSpec:
     return resolve(str(write_model(folder, vision_language(**sizes)[name])))
+
+
+def with_images(spec: ModelSpec, name: str, *, images: int = 1, words: int = 64, **fields: Any) -> Workload:
+    """A workload of samples of images, as small as `edge` has them, and so many words beside."""
+    task = Task.IMAGE_TEXT_TO_TEXT
+    shown = image_text(build_config(spec, task), images, edge(name))
+    sizes = {"sequence_length": shown.tokens + words, "images": images, "image_size": shown.image.size}
+    return Workload(model=spec, task=task, **sizes, **fields)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import own_modules
 import pytest
 from factories import make_limits, make_request, make_workload
-from vision_language import edge, tiny_vision_language
+from vision_language import tiny_vision_language, with_images
 
 from autotune.api import planned, subject_of
 from autotune.cost.family import family_of, shape_of
@@ -18,14 +18,11 @@ from autotune.planning.plan import request_of
 from autotune.search.cost_model import cost_model
 from autotune.search.run import backend_of
 from autotune.storage.run_directory import RunDirectory
-from autotune.training.build import build_config
-from autotune.training.inputs import image_text
 from autotune.training.resolve import default_task, resolve
 from autotune.values.budget import SoakTask
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.estimate import Evaluation
 from autotune.values.hardware import detect
-from autotune.values.model import Task
 from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Purpose
 from autotune.values.workload import Workload
@@ -170,12 +167,7 @@ def test_the_prediction_of_zero_is_allocated_also_where_devices_share_the_tokens
 # The others compute from values on the device how images are cut, and on the stand-in those are zero.
 @pytest.mark.parametrize("name", ["llava", "paligemma", "internvl", "gemma3"])
 def test_the_prediction_of_images_and_texts_is_allocated(runner, device, tmp_path, name):
-    spec = tiny_vision_language(tmp_path, name, wide=8, vocabulary=16000)
-    shown = image_text(build_config(spec, Task.IMAGE_TEXT_TO_TEXT), 1, edge(name))
-    workload = Workload(
-        model=spec, task=Task.IMAGE_TEXT_TO_TEXT, sequence_length=shown.tokens + 64, images=1,
-        image_size=shown.image.size, global_batch_size=16,
-    )  # fmt: skip
+    workload = with_images(tiny_vision_language(tmp_path, name, wide=8, vocabulary=16000), name, global_batch_size=16)
     check(runner, device, workload, TrainConfig(per_device_train_batch_size=8, attn_implementation="sdpa"))
 
 

@@ -5,22 +5,20 @@ import json
 import numpy as np
 import pytest
 from factories import make_limits, make_request, make_workload
-from vision_language import FAMILIES, edge, tiny_vision_language
+from vision_language import FAMILIES, tiny_vision_language, with_images
 
 from autotune.cost.family import family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
 from autotune.execution.runner import LocalRunner
 from autotune.storage.home import rates_of
-from autotune.training.build import build_config
-from autotune.training.inputs import image_text
 from autotune.training.resolve import resolve
 from autotune.training.texts import prepare
 from autotune.units import GIB
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
 from autotune.values.model import Task
-from autotune.values.workload import RECIPES, Recipe, Workload
+from autotune.values.workload import RECIPES, Recipe
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -116,11 +114,7 @@ USUAL = ({}, {"checkpointing": "full", "precision": "bf16"}, {"adapter": {}})
 @pytest.mark.parametrize("fields", USUAL, ids=str)
 def test_a_vision_language_model_takes_the_predicted_peak_within_5_percent(runner, tmp_path, name, fields, request):
     spec = tiny_vision_language(tmp_path, name, wide=4, vocabulary=16000)
-    shown = image_text(build_config(spec, Task.IMAGE_TEXT_TO_TEXT), 1, edge(name))
-    trained = Workload(
-        model=spec, task=Task.IMAGE_TEXT_TO_TEXT, sequence_length=shown.tokens + 64, images=1,
-        image_size=shown.image.size, global_batch_size=16,
-    )  # fmt: skip
+    trained = with_images(spec, name, global_batch_size=16)
     indices = request.node.callspec.indices
     assert_peak_is_predicted(runner, trained, fields, 100 + 10 * indices["fields"] + indices["name"])
 
