@@ -174,11 +174,11 @@ class Encoder(nn.Module):
 
 
 class OfLibrary(nn.Module):
-    def __init__(self, name, *, frozen=False, pooled=True):
+    def __init__(self, name, *, frozen=False):
         super().__init__()
         self.base = AutoModel.from_config(config_of(name))
         self.base.requires_grad_(not frozen)
-        self.out, self.pooled = nn.Linear(self.base.config.hidden_size, 5), pooled
+        self.out = nn.Linear(self.base.config.hidden_size, 5)
 
     def forward(self, input_ids, attention_mask, labels):
         hidden = self.base(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state

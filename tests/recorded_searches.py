@@ -30,19 +30,16 @@ def recorded_trial(
     return result.model_copy(update={"began": datetime.datetime.fromisoformat(began).timestamp()})
 
 
-def numbered(trial: TrialResult, number: int) -> TrialResult:
-    return trial.model_copy(update={"request": trial.request.model_copy(update={"number": number})})
-
-
 def recorded_search(*trials: TrialResult, plan: SearchPlan | None = None, **fields: Any) -> RecordedSearch:
     """A search of a plan that began with its baseline at 10 samples a second, unless its trials say otherwise."""
     plan = plan or make_plan()
     baseline = recorded_trial(plan.baseline, purpose=Purpose.BASELINE)
     found = trials if any(t.request.purpose is Purpose.BASELINE for t in trials) else (baseline, *trials)
+    requests = (trial.request.model_copy(update={"number": number}) for number, trial in enumerate(found))
     defaults = {
         "id": "a", "key": key_of(plan), "model": plan.workload.model.name, "shape": "causal-lm, sequence 128, batch 16",
         "device": plan.hardware.name, "started": MOMENT, "run_directory": "/runs/tiny",
-        "trials": tuple(numbered(trial, number) for number, trial in enumerate(found)),
+        "trials": tuple(t.model_copy(update={"request": asked}) for t, asked in zip(found, requests, strict=True)),
     }  # fmt: skip
     return RecordedSearch(**{**defaults, **fields})
 

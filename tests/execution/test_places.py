@@ -12,20 +12,6 @@ from autotune.units import GIB
 from autotune.values.problem import Fleet
 
 
-@pytest.fixture
-def cores(monkeypatch, tmp_path):
-    """Return a function that gives this process some cores, each with its processor and physical core."""
-
-    def have(topology: dict[int, tuple[int, int]]) -> None:
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(topology))
-        monkeypatch.setattr(places, "_TOPOLOGY", str(tmp_path / "{}-{}"))
-        for core, where in topology.items():
-            for name, number in zip(("physical_package_id", "core_id"), where, strict=True):
-                (tmp_path / f"{core}-{name}").write_text(f"{number}\n")
-
-    return have
-
-
 @pytest.mark.parametrize(
     ("sharing", "holders", "told"),
     [
@@ -58,8 +44,13 @@ def test_how_processes_share_a_gpu_is_told_in_a_line_or_refused(monkeypatch, sha
     ],
     ids=["of one size", "threads of a physical core stay together", "processors are not mixed"],
 )
-def test_core_sets_share_no_core(cores, topology, sets):
-    cores(topology)
+def test_core_sets_share_no_core(monkeypatch, tmp_path, topology, sets):
+    """The topology: of each core of this process the processor and the physical core."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(topology))
+    monkeypatch.setattr(places, "_TOPOLOGY", str(tmp_path / "{}-{}"))
+    for core, where in topology.items():
+        for name, number in zip(("physical_package_id", "core_id"), where, strict=True):
+            (tmp_path / f"{core}-{name}").write_text(f"{number}\n")
     assert {place.shown: place.cores for place in places.core_sets(len(sets))} == sets
     with pytest.raises(MachineError, match=f"--workers 9: this machine has {len(topology)} cores"):
         places.core_sets(9)

@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 
 import optuna
 from faults.replaying import LAUNCHES, Search, said
@@ -46,7 +45,8 @@ class Kept:
         assert explored.total() == len(explored), "a configuration was searched twice"
         self._check_files()
         assert not RunDirectory(run).is_running(), "the lock is held"
-        assert left_running(run) == []
+        marks = [json.loads(path.read_text())["mark"] for path in run.glob(MARK_FILE)]
+        assert [pid for mark in marks for pid in marked(mark)] == [], "processes that it has started still run"
         return results
 
     def check_end(self) -> None:
@@ -80,9 +80,3 @@ class Kept:
             self._search.recorded()
         if (run / STUDY_FILE).exists():
             Record(run / STUDY_FILE).searches()
-
-
-def left_running(run: Path) -> list[int]:
-    """Return the processes that a search in `run` has started and that still run."""
-    marks = [json.loads(path.read_text())["mark"] for path in run.glob(MARK_FILE)]
-    return [pid for mark in marks for pid in marked(mark)]
