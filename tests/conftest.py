@@ -13,7 +13,7 @@ import pytest
 from running import ROOT, printed, python
 
 # Two processes test at a time on as few as two cores: threads that wait for each other would slow both down.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # Started by nohup or in the background, Python ignores Ctrl-C, and so do the processes that it starts; tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -122,9 +122,7 @@ def bench(tiny_llama, tmp_path_factory):
 
     made = Bench(resolve(str(tiny_llama)), tmp_path_factory.mktemp("run"))
     with made.runner:
-        with pytest.MonkeyPatch.context() as environment:
-            environment.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other are slow on a busy machine
-            made.runner.start()
+        made.runner.start()
         yield made
 
 
@@ -189,14 +187,3 @@ def whole_device(tmp_path_factory):
     with (shared / "cuda.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-@pytest.fixture(scope="module")
-def one_thread():
-    """Use one thread, since small matrices lose by more."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

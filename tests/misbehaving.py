@@ -193,10 +193,10 @@ def change_the_process(directory: Path) -> None:
     import numpy as np
     import torch
 
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ["OMP_NUM_THREADS"] = "2"
     os.chdir("/")
     torch.set_default_dtype(torch.float64)
-    torch.set_num_threads(1)
+    torch.set_num_threads(2)
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(1)
     torch.nn.Linear.forward = None

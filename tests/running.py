@@ -32,7 +32,7 @@ def printed(*words: object, **options: Any) -> list[str]:
 
 def run_example(name: str, *arguments: object, cwd: Path) -> list[str]:
     """Return the lines that an example prints; a warning or an error of its own would fail it."""
-    quiet = {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(cwd / "datasets"), "HF_HUB_OFFLINE": "1"}
+    quiet = {"HF_DATASETS_CACHE": str(cwd / "datasets"), "HF_HUB_OFFLINE": "1"}
     return printed(ROOT / "examples" / name, *arguments, cwd=cwd, timeout=450, **quiet)
 
 

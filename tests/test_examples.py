@@ -25,7 +25,6 @@ def run_here(tmp_path, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_train_with_result_trains_the_searched_step_and_says_how_fast(answer, run_here):
     printed = json.loads(run_here("train_with_result.py", answer, "--steps", 3)[-1])
     result = autotune.load(answer)

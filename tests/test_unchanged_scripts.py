@@ -87,7 +87,7 @@ def autotune_script(folder, *arguments):
     own = ("HF_DATASETS_CACHE", "HF_MODULES_CACHE", "AUTOTUNE_HOME", "NLTK_DATA")
     caches = {name: str(folder / name.lower()) for name in own}
     command = ("-m", "autotune", "script", *arguments)
-    return python(*command, cwd=folder, timeout=500, OMP_NUM_THREADS="1", **caches)
+    return python(*command, cwd=folder, timeout=500, **caches)
 
 
 @pytest.mark.parametrize(("name", "script", "arguments", "needs"), [*commands()])

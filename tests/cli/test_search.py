@@ -31,7 +31,6 @@ def test_a_dry_run_shows_what_would_be_tried_and_leaves_nothing(command, tiny_ll
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     words = ["--model", tiny_llama, "--device", "cpu", "--effort", "quick", "--only", "optim,micro-batch", "--dry-run"]
     words += ["--max-time", "1s"]  # that of the search: a preview itself takes longer
     done = command("find", *words)
@@ -61,7 +60,7 @@ def test_a_script_is_tuned_gone_on_with_and_trained_with_the_answer(autotune, tm
     write(tmp_path, LLAMA_SCRIPT)
     words = ("--", "python", "train.py", "--output_dir", "out", "--use_cpu", "True", "--max_steps", "12")
     how = ("--effort", "quick", "--max-trials", "2", "--device", "cpu", "--run-dir", "run")
-    done = autotune("script", *how, *words, timeout=400, OMP_NUM_THREADS="1")
+    done = autotune("script", *how, *words, timeout=400)
     assert done.returncode == 0, done.stderr
     assert "train with it: autotune script --apply run/best-config.json -- python train.py" in done.stdout
     assert not (tmp_path / "out").exists()
@@ -70,11 +69,11 @@ def test_a_script_is_tuned_gone_on_with_and_trained_with_the_answer(autotune, tm
     assert result.baseline.config.per_device_train_batch_size == 8
     assert any(t.prediction is not None for t in result.trials)
 
-    again = autotune("resume", "run", timeout=400, OMP_NUM_THREADS="1")
+    again = autotune("resume", "run", timeout=400)
     assert again.returncode == 0, again.stderr
     assert "going on after" in again.stderr
 
-    applied = autotune("script", "--apply", "run", *words, OMP_NUM_THREADS="1")
+    applied = autotune("script", "--apply", "run", *words)
     assert applied.returncode == 0, applied.stderr
     assert "samples/s over" in applied.stderr
     assert (tmp_path / "out" / "model.safetensors").is_file()

@@ -20,8 +20,6 @@ from autotune.values.model import Task
 from autotune.values.trial import DescribeRequest, Description, TrialStatus
 from autotune.values.workload import CODE_FILE, OwnCode, Workload
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 FAULTY = ("Llama", "T5", "BERT")
 HONEST = (*FAULTY, "ViT", "Whisper", "Mixtral")
 

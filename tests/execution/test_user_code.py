@@ -24,7 +24,7 @@ from autotune.value import sha256_of
 from autotune.values.workload import Held, OwnCode
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread", "here"),
+    pytest.mark.usefixtures("here"),
     # peft and users say it by the older name.
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning"),
 ]

@@ -167,8 +167,7 @@ def run(search: Search, fault: Fault | None = None) -> None:
 
 def server() -> Any:
     """Return what starts processes that have everything imported."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ["PYTHONPATH"] = process()["env"]["PYTHONPATH"]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["faults.replaying"])

@@ -32,7 +32,7 @@ def start(search: Search, trials: int) -> subprocess.Popen:
         "--effort": "quick", "--max-time": "2h", "--max-trials": trials, "--run-dir": search.run,
     }  # fmt: skip
     command = process("-m", "autotune", "find", *itertools.chain(*options.items()), AUTOTUNE_HOME=str(search.home),
-                      AUTOTUNE_RECORD="", OMP_NUM_THREADS="1")  # fmt: skip
+                      AUTOTUNE_RECORD="")  # fmt: skip
     return subprocess.Popen(**command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 

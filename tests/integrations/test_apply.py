@@ -22,8 +22,6 @@ from autotune.storage.run_directory import read_result
 from autotune.values.config import Parallelism
 from autotune.values.workload import OwnCode
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 OWN = OwnCode(kind="script", shown="python train.py", command=("train.py",), directory="/")
 
 

@@ -22,8 +22,6 @@ from autotune.tuning_result import TuningResult
 from autotune.units import GIB
 from autotune.values.trial import Interval, Memory
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory) -> TuningResult:

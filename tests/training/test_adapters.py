@@ -17,9 +17,6 @@ from autotune.training.adapters import CLASSIFICATION_HEADS, adapter_arguments, 
 from autotune.values.config import TrainConfig
 from autotune.values.techniques import ADAPTERS, is_new_weight
 
-# peft asks for it where a model is wrapped for its task; asked for by nobody here.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-
 
 def build(name, kind, **fields):
     adapter, model = ADAPTERS[kind](**fields), optimizer_steps.build(name)

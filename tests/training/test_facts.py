@@ -91,7 +91,6 @@ def test_a_router_loss_couples_the_batch_where_it_is_part_of_the_loss():
     assert coupled is None or "expert capacity" in coupled
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("task", [Task.CAUSAL_LM, Task.SEQUENCE_CLASSIFICATION])
 def test_prefixes_fit_where_peft_can_hand_them_over(tmp_path, task):
     spec, known = tiny(tmp_path, "llama", pad_token_id=0), PrefixAdapter(virtual_tokens=2)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModel
-from vision_language import FAMILIES, edge, tiny_vision_language
+from vision_language import FAMILIES, edge, tiny_vision_language, with_images
 
 from autotune.errors import InputError
 from autotune.training.adapters import adapter_arguments, put_on
@@ -14,7 +14,6 @@ from autotune.training.inputs import fixed_frames, image_or_sound, image_text, l
 from autotune.training.resolve import default_task
 from autotune.values.model import Task
 from autotune.values.techniques import LoraAdapter
-from autotune.values.workload import Workload
 
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -49,16 +48,13 @@ def test_wav2vec2_hears_any_length_that_holds_a_hidden_span_and_a_transcript_lea
 
 # Texts with images
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # peft 0.21 asks for it
-
 TASK = Task.IMAGE_TEXT_TO_TEXT
 
 
 def made(spec, name, *, images, samples=3):
     """Return a batch for a model, and its images."""
     shown = image_text(build_config(spec, TASK), images, edge(name))
-    fields = {"sequence_length": shown.tokens + 16, "images": images, "image_size": shown.image.size}
-    workload = Workload(model=spec, task=TASK, global_batch_size=samples, **fields)
+    workload = with_images(spec, name, images=images, words=16, global_batch_size=samples)
     data, collate = training_data(workload, build_config(spec, TASK), samples=samples, directory=None)
     return collate([data[index] for index in range(samples)]), shown
 

@@ -33,8 +33,6 @@ from autotune.training.facts import facts_of
 from autotune.training.loss import chunk_loss, normalize_loss
 from autotune.values.model import Task
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SPLITS = ((8, 1), pytest.param(2, 4, marks=pytest.mark.slow), (1, 8))  # what the second shows the third shows as well
 
 
@@ -64,7 +62,6 @@ def test_models_whose_step_depends_on_the_split_are_called_coupled(name, tmp_pat
     assert facts_of(build(name), CASES[name][1]).batch_coupled
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
 @pytest.mark.parametrize(("micro_batch", "accumulation"), SPLITS)
 @pytest.mark.parametrize("order", ["adapter first", "loss first"])
 @pytest.mark.parametrize("name", ["T5", "Llama"])

@@ -80,8 +80,6 @@ MODELS = {
     "llama": (Task.CAUSAL_LM, TINY["llama"]), "t5": (Task.SEQ2SEQ_LM, T5),
     "bert": (Task.SEQUENCE_CLASSIFICATION, SIZES), "gpt2": (Task.CAUSAL_LM, GPT2),
 }  # fmt: skip
-# peft asks for it where a model is wrapped for its task.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 
 def spec_of(name):

@@ -12,8 +12,6 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from autotune.errors import InputError
 from autotune.training.trainer_pickle import maker_of, pickled
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Net(nn.Module):
     def __init__(self, width):

@@ -20,8 +20,6 @@ from autotune.values.config import Parallelism, Precision
 from autotune.values.model import Task
 from autotune.verification.loss_check import compare
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BASE = make_config(8)
 RESPLIT = make_config(4)
 ROUNDED = make_config(precision="bf16")
@@ -186,7 +184,6 @@ def test_another_training_is_refused(verdict, planted, said):
     assert found.statement.startswith(said)
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
 def test_an_adapter_is_sound(verdict):
     found = verdict(OTHER_METHOD, lora=True)
     assert found.passed, found.statement
