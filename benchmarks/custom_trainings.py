@@ -10,24 +10,20 @@ computes nothing, time is compared on a CPU, of each training as it is. Figures 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import runpy
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from measured_searches import planned_search
 from provenance import error_figures, keep
 
-from autotune.api import planned, subject_of
 from autotune.errors import AutotuneError
-from autotune.planning.options import SearchOptions, options_of
 from autotune.planning.plan import request_of
 from autotune.search.cost_model import cost_model, measured_model
-from autotune.search.run import backend_of
-from autotune.storage.run_directory import RunDirectory
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
 from autotune.values.problem import Note
-from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Purpose
 
 SCRIPT = Path(__file__).parents[1] / "tests" / "own_modules.py"
@@ -65,38 +61,33 @@ def compared(name: str, device: str) -> list[dict[str, Any]]:
         if isinstance(event, Note):
             notes.append(event.text)
 
-    subject, stopwatch, rows = (
-        subject_of(options_of(SearchOptions, {"model": ""}), script=command),
-        Stopwatch("planning"),
-        [],
-    )
-    with tempfile.TemporaryDirectory() as scratch:
-        directory = RunDirectory(Path(scratch))
-        with backend_of(subject.options.fleet, directory.path, device=device) as backend:
-            try:
-                plan = planned(subject, directory, backend, note, stopwatch)
-            except AutotuneError as error:
-                return [refused(name, str(error))]
-            model = cost_model(plan, backend.asker, directory.path, note, most_s=600.0)
-            if model is None:
-                return [refused(name, next(text for text in notes if text.startswith("no prediction")))]
-            if device == "cpu":  # as a search does before its first trial
-                model = measured_model(plan, model, backend.asker)
-            for number, changes in enumerate(CHANGES if device != "cpu" else CHANGES[:1]):
-                config = TrainConfig.model_validate({**plan.baseline.model_dump(), **changes})
-                told = model.estimate(config)
-                result = backend.pool.run(request_of(plan, config, Purpose.SEARCH, number=number, timeout_s=300.0))
-                if told is None or result.measurement is None:
-                    raise AutotuneError(f"{name}: {result.status}: {result.outcome}")
-                memory = result.measurement.memory
-                measured: dict[str, Any] = {"allocated": memory.allocated_bytes, "reserved": memory.reserved_bytes}
-                predicted = {key: getattr(told.memory, f"{key}_peak_bytes") for key in measured}
-                if device == "cpu":
-                    measured = {"samples_per_second": result.measurement.samples_per_second}
-                    predicted = {"samples_per_second": told.samples_per_second}
-                rows.append({"training": name, "changes": changes, "predicted": predicted, "measured": measured})
-                errors = (f"{key} {predicted[key] / value - 1:+.2%}" for key, value in measured.items() if value)
-                print(f"{name}: {changes or 'as it is'}: {', '.join(errors)}", flush=True)
+    rows = []
+    with contextlib.ExitStack() as stack:
+        try:
+            search = planned_search({"model": "", "device": device}, note, command)
+            plan, backend, run_directory, _ = stack.enter_context(search)
+        except AutotuneError as error:
+            return [refused(name, str(error))]
+        model = cost_model(plan, backend.asker, run_directory, note, most_s=600.0)
+        if model is None:
+            return [refused(name, next(text for text in notes if text.startswith("no prediction")))]
+        if device == "cpu":  # as a search does before its first trial
+            model = measured_model(plan, model, backend.asker)
+        for number, changes in enumerate(CHANGES if device != "cpu" else CHANGES[:1]):
+            config = TrainConfig.model_validate({**plan.baseline.model_dump(), **changes})
+            told = model.estimate(config)
+            result = backend.pool.run(request_of(plan, config, Purpose.SEARCH, number=number, timeout_s=300.0))
+            if told is None or result.measurement is None:
+                raise AutotuneError(f"{name}: {result.status}: {result.outcome}")
+            memory = result.measurement.memory
+            measured: dict[str, Any] = {"allocated": memory.allocated_bytes, "reserved": memory.reserved_bytes}
+            predicted = {key: getattr(told.memory, f"{key}_peak_bytes") for key in measured}
+            if device == "cpu":
+                measured = {"samples_per_second": result.measurement.samples_per_second}
+                predicted = {"samples_per_second": told.samples_per_second}
+            rows.append({"training": name, "changes": changes, "predicted": predicted, "measured": measured})
+            errors = (f"{key} {predicted[key] / value - 1:+.2%}" for key, value in measured.items() if value)
+            print(f"{name}: {changes or 'as it is'}: {', '.join(errors)}", flush=True)
     return rows
 
 

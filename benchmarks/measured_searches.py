@@ -1,15 +1,38 @@
-"""Searches by the command line whose answers benchmarks look at, and what they keep of an answer."""
+"""Searches of benchmarks: by the command line, with what is kept of an answer, or as a plan whose trials they run."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.api import planned, subject_of
+from autotune.planning.options import SearchOptions, options_of
+from autotune.planning.plan import SearchPlan
+from autotune.search.run import Backend, backend_of
+from autotune.storage.run_directory import RunDirectory
 from autotune.tuning_result import TuningResult, load
+from autotune.values.problem import Observer
+from autotune.values.time_spent import Stopwatch
+
+
+@contextlib.contextmanager
+def planned_search(
+    options: Mapping[str, Any], observer: Observer, script: Sequence[str] | None = None
+) -> Iterator[tuple[SearchPlan, Backend, Path, Stopwatch]]:
+    """Yield the plan of a search by these options, what runs its trials, its folder, and the watch of its time."""
+    subject, watch = subject_of(options_of(SearchOptions, options), script=script), Stopwatch("planning")
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        RunDirectory.create(Path(scratch) / "run") as directory,
+        backend_of(subject.options.fleet, directory.path, device=subject.options.device) as backend,
+    ):
+        yield planned(subject, directory, backend, observer, watch), backend, directory.path, watch
 
 
 def find(

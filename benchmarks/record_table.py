@@ -13,18 +13,13 @@ import argparse
 import math
 import random
 import sys
-import tempfile
 from pathlib import Path
 
+from measured_searches import planned_search
 from searching.tables import table_of, write_table
 
-from autotune.api import planned, subject_of
-from autotune.planning.options import SearchOptions, options_of
 from autotune.planning.plan import request_of
-from autotune.search.run import backend_of
-from autotune.storage.run_directory import RunDirectory
-from autotune.values.problem import Event, Fleet, Note
-from autotune.values.time_spent import Stopwatch
+from autotune.values.problem import Event, Note
 from autotune.values.trial import Purpose, TrialResult
 
 
@@ -43,15 +38,8 @@ def main() -> None:
     parser.add_argument("options", nargs="*", metavar="NAME=VALUE", help="further options of autotune.find")
     given = parser.parse_intermixed_args()
     others = dict(word.split("=", 1) for word in given.options)
-    options = options_of(
-        SearchOptions, {"model": given.model, "space": given.space, "effort": given.effort, "device": "cpu", **others}
-    )
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        RunDirectory.create(Path(scratch) / "run") as directory,
-        backend_of(Fleet(), directory.path, device=options.device) as backend,
-    ):
-        plan = planned(subject_of(options), directory, backend, say, Stopwatch("planning"))
+    options = {"model": given.model, "space": given.space, "effort": given.effort, "device": "cpu", **others}
+    with planned_search(options, say) as (plan, backend, *_):
         backend.asker.ends_at = math.inf  # a search has to begin within its time, a recording takes its own
         baseline, *rest = plan.every_config()
         draw, results = random.Random(plan.workload.seed), list[TrialResult]()

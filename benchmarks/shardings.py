@@ -32,19 +32,15 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from measured_searches import planned_search
 from provenance import error_figures, keep
 
-from autotune.api import planned, subject_of
 from autotune.execution.places import spread
 from autotune.output.progress import observing
 from autotune.planning import planner
-from autotune.planning.options import SearchOptions, options_of
 from autotune.planning.plan import request_of
 from autotune.search.cost_model import cost_model
-from autotune.search.run import backend_of
-from autotune.storage.run_directory import RunDirectory
 from autotune.values.hardware import Hardware
-from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Purpose
 
 SPACE, LINE, FAR_END, HERE, THERE = "shardings", "shardings-0", "shardings-1", "10.78.0.1", "10.78.0.2"
@@ -75,13 +71,11 @@ def main() -> None:
             each = -(-asked.devices // 2)
             address = stack.enter_context(cluster(asked.mb_s * 1e6, asked.delay_ms / 1e3, each, scratch))
             given |= {"nodes": 2, "address": address}
-        subject = subject_of(options_of(SearchOptions, {**given, "model": str(scratch / "model")}))
         heard = stack.enter_context(observing(None))
-        directory = stack.enter_context(RunDirectory.create(scratch / "run"))
-        backend = stack.enter_context(backend_of(subject.options.fleet, directory.path, device="cpu"))
         stack.enter_context(mock.patch.object(planner, "spread", spread_over_any))
-        plan = planned(subject, directory, backend, heard, Stopwatch("planning"))
-        model = cost_model(plan, backend.asker, directory.path, heard)
+        search = planned_search({**given, "model": str(scratch / "model")}, heard)
+        plan, backend, run_directory, _ = stack.enter_context(search)
+        model = cost_model(plan, backend.asker, run_directory, heard)
         assert model is not None
         configs = [c for c in plan.every_config() if c.parallelism.world_size == asked.devices]
         predicted = model.predict(configs)

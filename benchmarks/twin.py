@@ -34,23 +34,17 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from measured_searches import find
+from measured_searches import find, planned_search
 from provenance import RESULTS, provenance
 from searching.replay import suggested
 
-from autotune.api import planned, subject_of
-from autotune.execution.runner import Runner
-from autotune.planning.options import SearchOptions, options_of
 from autotune.planning.plan import SearchPlan, request_of
-from autotune.search.run import backend_of
 from autotune.space.knobs import MICRO_BATCH
-from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import TrialConverter
 from autotune.value import write_text
 from autotune.values.config import TrainConfig, knob_values
 from autotune.values.hardware import detect
-from autotune.values.problem import Fleet
-from autotune.values.time_spent import Stopwatch
+from autotune.values.problem import ignore
 from autotune.values.trial import Purpose, TrialResult
 
 A100 = {"FAKECUDA_NAME": "NVIDIA A100-SXM4-80GB", "FAKECUDA_MEMORY": "80GiB", "FAKECUDA_CC": "8.0"}
@@ -160,30 +154,18 @@ def truth(name: str, kept: dict[str, Any], most: int) -> list[dict[str, Any]]:
     return found
 
 
-@contextlib.contextmanager
-def at_work(name: str, max_time: str) -> Iterator[tuple[SearchPlan, Runner, Stopwatch]]:
-    """Yield the plan of a problem, what runs its trials, and the watch of its time."""
-    watch = Stopwatch("planning")
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        RunDirectory.create(Path(scratch) / "run") as directory,
-        backend_of(Fleet(), directory.path, device="cuda") as backend,
-    ):
-        options = options_of(SearchOptions, {**PROBLEMS[name][0], "max_time": max_time})
-        yield planned(subject_of(options), directory, backend, lambda event: None, watch), backend.pool, watch
-
-
 def tried_in_order(name: str, way: str, seed: int, max_time: str) -> None:
     """Print the configurations that another way to search tried until its time was over, and the fastest of them."""
     results: dict[TrainConfig, TrialResult] = {}
-    with at_work(name, max_time) as (plan, pool, watch), contextlib.suppress(StopIteration):
+    options = {**PROBLEMS[name][0], "device": "cuda", "max_time": max_time}
+    with planned_search(options, ignore) as (plan, backend, _, watch), contextlib.suppress(StopIteration):
         asking = WAYS[way](plan, seed)
         config = next(asking)
         while (left_s := plan.budget.max_time_s - watch.elapsed_s()) > 0:
             if config not in results:
                 timeout_s = min(plan.budget.trial_timeout_s, left_s)
                 request = request_of(plan, config, Purpose.SEARCH, number=len(results), timeout_s=timeout_s)
-                results[config] = pool.run(request)
+                results[config] = backend.pool.run(request)
             config = asking.send(results[config])
     tried = [config.model_dump(mode="json") for config in results]
     measured = {config: m.samples_per_second for config, result in results.items() if (m := result.measurement)}
@@ -237,7 +219,7 @@ WAYS: dict[str, Callable[[SearchPlan, int], Asking]] = {
 
 def true_rates(name: str, given: dict[str, Any], most: int) -> None:
     """Print the true rates of what was tried and of neighbours of the best, in samples/s; 0: it failed."""
-    with at_work(name, "10h") as (plan, pool, _):
+    with planned_search({**PROBLEMS[name][0], "device": "cuda", "max_time": "10h"}, ignore) as (plan, backend, *_):
         rates: dict[TrainConfig, float] = {}
         waiting = [plan.baseline, *(TrainConfig(**config) for config in given["tried"])]
         every = plan.every_config()
@@ -246,7 +228,7 @@ def true_rates(name: str, given: dict[str, Any], most: int) -> None:
             steps = {"discarded_steps": 2, "discarded_s": 0.0, "measure_steps": 4, "measure_time_s": 60.0}
             limits = request.limits.model_copy(update={**steps, "relative_interval": 1e-9})
             whole = {"limits": limits, "accumulation_steps": plan.workload.accumulation_steps(left[0])}
-            measured = pool.run(request.model_copy(update=whole)).measurement
+            measured = backend.pool.run(request.model_copy(update=whole)).measurement
             rates[left[0]] = measured.samples_per_second if measured else 0.0
             print(f"{name}: {rates[left[0]]:.4g} samples/s, {len(left) - 1} left", file=sys.stderr, flush=True)
             if len(left) == 1:
