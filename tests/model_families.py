@@ -89,8 +89,8 @@ STRANGERS = {
     "data2vec-audio": (WAVES, None),
     "clip": ({"text_config": SIZES, "vision_config": PATCHES, "projection_dim": 16}, None),
     "canine": ({**SIZES, "num_hash_buckets": 64, "num_hash_functions": 2, "local_transformer_stride": 8}, None),
-    "pp_lcnet": ({}, "its class has no loss"),
-    "siglip2": ({}, "images cut into patches aren't made"),
+    "pp_lcnet": ({}, "returns no loss"),
+    "siglip2": ({}, "needs images cut into patches"),
     "speecht5": ({}, "no head that can be trained here"),
     "encodec": ({}, "no head that can be trained here"),
 }  # fmt: skip

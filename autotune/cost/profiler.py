@@ -71,7 +71,7 @@ def profile(
         found = stacks(config, family.checkpointed_every, frozen_layers(spec.frozen))
         if found and all(s.depth > s.base for s in found):
             expected = parameters if family.tensor_parallel == 1 else None
-            with contextlib.suppress(full_depth.NotLinear):
+            with contextlib.suppress(full_depth.NotLinear, InputError):  # Gemma 3n has no fewer layers than share keys
                 traced = profiler.extended(config, found, expected)
                 if family.compiled and family.checkpointing != "none" and traced.unlike > _UNLIKE:
                     deeper = tuple(s.deeper() for s in found)

@@ -75,7 +75,6 @@ def workload_of(
     if task is Task.IMAGE_TEXT_TO_TEXT:
         config = build_config(spec, task)
         shown = image_text(config, options.images, options.image_size)
-        edge = shown.image.size
         notes.append(f"{shown.described} (--images, --image-size)")
         positions = getattr(config.get_text_config(), "max_position_embeddings", None)
         usual = min(usual + shown.tokens, positions or LONGEST_SAMPLE)
@@ -107,7 +106,7 @@ def workload_of(
         sequence_length=length,
         target_length=target,
         images=shown.images if shown else None,
-        image_size=edge,
+        image_size=shown.image.size if shown else edge,
         global_batch_size=None,
         recipe=recipe,
     )

@@ -174,8 +174,6 @@ def stacks(config: Any, every: int = 1, leading: int = 0) -> tuple[Stack, ...]:
     With `every` the period is a multiple of it, such as 2 where every second layer is checkpointed; the first `leading`
     layers aren't like the others. Fields of a config inside are named with it, as "text_config.num_hidden_layers".
     """
-    if getattr(getattr(config, "text_config", config), "num_kv_shared_layers", 0):  # last layers aren't like the first
-        return ()
     if getattr(config, "image_token_id", None) is None or not hasattr(config, "vision_config"):
         of_both = (("num_layers", "num_decoder_layers"), ("encoder_layers", "decoder_layers"))
         others = (("num_encoder_layers", "num_decoder_layers"), ("num_hidden_layers",))

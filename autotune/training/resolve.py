@@ -264,8 +264,7 @@ def architecture_of(config: dict[str, Any]) -> str | None:
 
 
 def _untrainable(name: str, architecture: str, model_type: str, possible: tuple[Task, ...] = ()) -> InputError:
-    said = f"has no head that can be trained here ({', '.join(Task.heads())})"
-    said = f"can't be trained here: {UNTRAINED[model_type]}" if model_type in UNTRAINED else said
+    said = UNTRAINED.get(model_type, f"has no head that can be trained here ({', '.join(Task.heads())})")
     others = f", or take another head of this model: --task {' or '.join(possible)}" if possible else ""
     way = f"tune a script that trains it (autotune script -- python train.py){others}"
     return InputError(f"{visible(name)}: {architecture} {said}; {way}")

@@ -91,12 +91,11 @@ CONV1D_TYPES = ("gpt2", "imagegpt", "openai-gpt")
 
 # Types with a head that can't be trained as it is here, and why (5.24).
 UNTRAINED = {
-    **dict.fromkeys(("audioflamingo3", "glmasr", "musicflamingo"), "recordings within texts aren't made"),
-    **dict.fromkeys(("nemo_speechlm", "qwen2_audio"), "recordings within texts aren't made"),
-    **dict.fromkeys(("git", "shieldgemma2"), "its texts have to show an image, which isn't made for it"),
-    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), "it reads keys and values of another model"),
-    "pp_lcnet": "its class has no loss",
-    "siglip2": "images cut into patches aren't made",
+    **dict.fromkeys(("audioflamingo3", "glmasr", "musicflamingo", "nemo_speechlm", "qwen2_audio"), "needs recordings"),
+    **dict.fromkeys(("git", "shieldgemma2"), "needs an image beside each text"),
+    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), "needs keys and values of another model"),
+    "pp_lcnet": "returns no loss",
+    "siglip2": "needs images cut into patches",
 }
 
 # Size of the vocabulary of types whose config doesn't tell: CANINE's ids are Unicode's code points.

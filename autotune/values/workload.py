@@ -318,10 +318,9 @@ class Workload(Value):
         """The size of a sample in words: 'sequence 512', '3000 frames' or 'images of 224 pixels'."""
         if self.task.takes_audio:
             return f"{self.sequence_length} frames"
-        count, of_pixels = self.images or 0, f"of {self.image_size} pixels" if self.image_size else ""
-        if not self.task.takes_text:
-            return f"images {of_pixels}" if of_pixels else ""
-        return f"sequence {self.sequence_length}" + f" with {count} image{'s' * (count > 1)} {of_pixels}" * (count > 0)
+        count = "" if self.images is None else f"{self.images} "
+        images = f"{count}image{'s' * (self.images != 1)} of {self.image_size} pixels" if self.image_size else ""
+        return f"sequence {self.sequence_length}{images and ' with '}{images}" if self.task.takes_text else images
 
     @property
     def tokens_per_sample(self) -> float | None:

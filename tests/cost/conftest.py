@@ -42,6 +42,11 @@ MODELS: dict[str, dict[str, Any]] = {
                             "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"] * 4},
     "an odd layer": {"model_type": "qwen2_moe", **DECODER, **EXPERTS, "num_experts": 4,
                      "shared_expert_intermediate_size": 32, "mlp_only_layers": [2]},
+    "layers that share keys": {
+        "model_type": "gemma3n_text", **DECODER, "num_hidden_layers": 6, "num_kv_shared_layers": 3,
+        "layer_types": ["full_attention"] * 6, "vocab_size_per_layer_input": 96, "hidden_size_per_layer_input": 8,
+        "laurel_rank": 4, "activation_sparsity_pattern": [0.0] * 6, "head_dim": 16,
+    },
     "a depth that can't be set": {"model_type": "funnel", "vocab_size": 128, "block_sizes": [2, 2],
                                   "num_decoder_layers": 2, "d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 48},
 }  # fmt: skip

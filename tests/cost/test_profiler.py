@@ -97,7 +97,10 @@ def test_every_head_is_traced_with_all_its_parameters(profile_of, facts_of, mode
     assert traced.needed_flops.per_sample > 0
 
 
-@pytest.mark.parametrize(("model", "extended"), [("wav2vec2", True), ("whisper", True), ("an odd layer", False)])
+@pytest.mark.parametrize(
+    ("model", "extended"),
+    [("wav2vec2", True), ("whisper", True), ("an odd layer", False), ("layers that share keys", False)],
+)
 def test_models_are_traced_without_values_from_few_layers_unless_these_do_not_repeat(profile_of, model, extended):
     """Of speech all layers count, whatever a step leaves out."""
     assert is_extended(profile_of(model)) == extended

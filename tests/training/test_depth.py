@@ -26,7 +26,6 @@ def test_a_depth_that_follows_from_other_figures_is_none_to_be_changed():
     [
         ({"num_hidden_layers": 32}, {"num_hidden_layers": 32}), ({**T5, "num_hidden_layers": 12}, T5), (BART, BART),
         ({}, {}), ({"num_hidden_layers": None}, {}), ({"depths": [2, 2, 6, 2]}, {}), ({"num_hidden_layers": True}, {}),
-        ({"num_hidden_layers": 30, "num_kv_shared_layers": 10}, {}),
     ],
 )  # fmt: skip
 def test_a_decoder_is_one_stack_both_halves_are_two_and_a_config_that_does_not_say_has_none(fields, depths):
