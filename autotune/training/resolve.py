@@ -132,7 +132,7 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
                 raise InputError(f"{where}: {field}: expected at most 4096, not {value}")
     built = library_config(spec)
     tasks = tasks_for(built.model_type, remote_classes(spec))
-    if not tasks:
+    if not tasks or built.model_type in UNTRAINED:
         raise _untrainable(where, architecture_of(config) or f"model type {built.model_type!r}", built.model_type)
     return spec.model_copy(update={"model_type": built.model_type, "kind": kind_of(built, tasks)})
 
@@ -183,7 +183,6 @@ def tasks_for(model_type: str, remote: Collection[str] = ()) -> tuple[Task, ...]
         task
         for task, (head, table) in HEADS.items()
         if (head in remote or model_type in getattr(modeling_auto, table))
-        and model_type not in UNTRAINED
         and (task is not Task.IMAGE_TEXT_TO_TEXT or model_type in IMAGES)
     )
     if not any(task.takes_audio for task in found):

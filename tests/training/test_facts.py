@@ -77,6 +77,8 @@ def test_positions_that_padding_takes_are_not_offered(tmp_path):
     model(input_ids=torch.full((1, longest), 5))
     with pytest.raises((IndexError, RuntimeError)):
         model(input_ids=torch.full((1, longest + 1), 5))
+    looks_ahead = resolve(str(write_model(tmp_path / "prophet", {"model_type": "prophetnet"})))
+    assert describe(looks_ahead, Task.SEQ2SEQ_LM).max_sequence_length == 512 - 2
 
 
 def test_a_router_loss_couples_the_batch_where_it_is_part_of_the_loss():
