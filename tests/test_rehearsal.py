@@ -266,6 +266,22 @@ def test_a_script_that_asks_how_much_memory_there_is_is_told_the_gpus(tmp_path, 
 
 
 @pytest.mark.cuda
+def test_what_a_script_sets_for_its_libraries_holds_and_its_choice_of_a_device_does_not_matter(tmp_path, monkeypatch):
+    sets = (
+        "import os\n"
+        "os.environ |= {'CUDA_VISIBLE_DEVICES': '3', 'HF_HOME': '/own'}\n"
+        "os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'expandable_segments:True'\n"
+        "import huggingface_hub.constants, torch\n"
+        "assert huggingface_hub.constants.HF_HUB_CACHE == '/own/hub'\n"
+        "there = torch.ones(1, device='cuda')\n"
+        "assert torch.cuda.memory_snapshot()[-1]['is_expandable']\n"
+    )
+    monkeypatch.setitem(globals(), "SCRIPT", sets + SCRIPT)
+    done = script(tmp_path, "l4", 64, 8, "data")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.cuda
 def test_where_values_of_the_model_decide_that_is_said(tmp_path):
     done = script(tmp_path, "l4", 64, 8, "model")
     assert done.returncode == 3, done.stdout

@@ -37,11 +37,13 @@ from autotune.training.recipes import checked_data, row_lengths
 from autotune.training.resolve import HEADS, class_names, kind_of, tasks_for
 from autotune.training.texts import prepare, profile_of, write_lengths
 from autotune.value import write_value
+from autotune.values.hardware import allocator_settings
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.techniques import CHECKPOINTING
 from autotune.values.trial import Description, ExamineRequest, Inquiry, Refusal
 from autotune.values.workload import LENGTHS_FILE, RECIPES, STEP_FILE, Barred, OwnCode, OwnFound
 
+_ALLOCATOR = allocator_settings()  # before code sets others
 _UNITS = "transformer_layer_cls_to_wrap"  # FSDP's
 _FEW = 2  # samples of the batch that is looked at
 _ONE_ROW = "batches are one row, of which eager attention would hold the scores of every sample against all others"
@@ -221,9 +223,7 @@ class Training:
             raise InputError(f"your TrainingArguments set parallelism_config: {searched}")
         if not self.overrides("get_train_dataloader"):
             if (rows := self.trainer.train_dataset) is None or (has_length(rows) and not len(rows)):
-                raise InputError(
-                    f"your {self.name} has no train_dataset, or an empty one: there is nothing to train on"
-                )
+                raise InputError(f"your {self.name} has no train_dataset, or an empty one: nothing to train on")
             return
         made = batch_size(self.trainer.get_train_dataloader())
         asked = self.arguments["per_device_train_batch_size"]
@@ -259,11 +259,10 @@ class Training:
         can_switch = getattr(base, "_can_set_attn_implementation", lambda: False)()
         loader = self.batches if self.overrides("get_train_dataloader") else None
         table: tuple[tuple[str, object, str | None], ...] = (  # the first reason that holds is told
+            ("expandable_segments", allocator_settings() != _ALLOCATOR, "your code sets torch's allocator up itself"),
             ("packing", True, "your code puts its samples into batches"),
             ("pad_to_multiple_of", getattr(trainer.data_collator, "pad_to_multiple_of", 0) is not None, pads),
-            ("quantization", True, made),
-            ("experts_per_token", True, made),
-            ("expert_capacity", True, made),
+            *((knob, True, made) for knob in ("quantization", "experts_per_token", "expert_capacity")),
             ("adapter", has_adapter, "the model has an adapter of its own already"),
             ("adapter", not self.is_of_library, f"{name} is no model of transformers"),
             ("adapter", own_optimizer, "your code hands the Trainer an optimizer, of the weights as they are"),
@@ -273,17 +272,12 @@ class Training:
             ("optim", makes_one, makes_one),
             ("attn_implementation", not can_switch, f"{name} can't switch its attention once it is made"),
             ("train_sampling_strategy", self.batches, self.batches),
-            ("dataloader_num_workers", loader, loader),
-            ("dataloader_prefetch_factor", loader, loader),
+            *((knob, loader, loader) for knob in ("dataloader_num_workers", "dataloader_prefetch_factor")),
             ("chunked_loss", True, "your code's own model and loss stay as they are"),
             ("activation_memory_budget", True, "what your code compiles keeps what torch decides"),
             ("use_liger_kernel", not hasattr(base, "config"), "Liger's kernels are for models of transformers"),
         )
-        held: dict[str, str] = {}
-        for knob, is_held, reason in table:
-            if is_held and reason:
-                held.setdefault(knob, reason)
-        return held
+        return {knob: reason for knob, is_held, reason in reversed(table) if is_held and reason}
 
     def _barred(self) -> tuple[Barred, ...]:
         found = []

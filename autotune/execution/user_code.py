@@ -38,6 +38,7 @@ from autotune.training.loss import base_model, normalize_loss
 from autotune.training.random_weights import quantization_of, quantized_layers
 from autotune.value import read_unchanged
 from autotune.values.config import Quantization, TrainConfig
+from autotune.values.hardware import ALLOCATOR_VARIABLE
 from autotune.values.techniques import OwnAdapter, is_new_weight
 from autotune.values.trial import Rendezvous
 from autotune.values.workload import ACCUMULATION, CODE_FILE, OwnCode, OwnStep
@@ -135,6 +136,22 @@ def overlaid(
         yield
 
 
+def _own_environment() -> Any:
+    """Heed what code sets for libraries, which are there already; the devices are the trial's, whatever it says."""
+    put = type(os.environ).__setitem__
+
+    def heed(environ: Any, name: str, value: str) -> None:
+        if name != "CUDA_VISIBLE_DEVICES":
+            put(environ, name, value)
+        if name in (ALLOCATOR_VARIABLE, "PYTORCH_CUDA_ALLOC_CONF") and torch.cuda.is_available():
+            torch._C._accelerator_setAllocatorSettings(value)
+        for module in ("huggingface_hub.constants", "datasets.config") if name.startswith("HF_") else ():
+            if module in sys.modules:  # which reads where files are kept
+                importlib.reload(sys.modules[module])
+
+    return patch.object(type(os.environ), "__setitem__", heed)
+
+
 def run_until_training(code: OwnCode, data: Path, on_train: Callable[[Any, Callable[[], Any]], Found]) -> Found:
     """Run the code up to its first `Trainer.train`; return the result of `on_train(trainer, train)`.
 
@@ -159,6 +176,7 @@ def run_until_training(code: OwnCode, data: Path, on_train: Callable[[Any, Calla
     try:
         with suppress(_Reached), ExitStack() as patches:
             patches.enter_context(patch.object(Trainer, "train", train))
+            patches.enter_context(_own_environment())
             if torch.distributed.is_initialized():  # the ranks have met, and stay together when the code has ended
                 for name in ("init_process_group", "destroy_process_group"):
                     patches.enter_context(patch.object(torch.distributed, name, lambda *args, **kwargs: None))
