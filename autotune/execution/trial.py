@@ -39,6 +39,7 @@ from autotune.stand_in import host_values
 from autotune.stand_in.device import is_rehearsal
 from autotune.training.adapters import prepare_model
 from autotune.training.arguments import TrainingPlan, building_device, overrides, parallel_variables, training_plan
+from autotune.training.baseline import zero_of
 from autotune.training.build import build_model
 from autotune.training.dataset import STEPS_TO_PEAK, repeated, training_data
 from autotune.training.random_weights import quick_weights
@@ -299,9 +300,14 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
     mapping = training_plan(request.config, request.workload, hardware)
     probe = EffectsProbe(request.config, hardware, theirs=frozenset(code.held))
     of_trial = {n: v for n, v in trial.arguments.items() if n != "seed"}  # which is set once the code's model is made
-    wanted = {**overrides(mapping, request.workload), **of_trial, "dataloader_drop_last": True}
-    if code.reorders:
-        wanted["train_sampling_strategy"] = "sequential"
+    order = {"train_sampling_strategy": "sequential"} if code.reorders else {}
+    wanted = {**overrides(mapping, request.workload), **of_trial, "dataloader_drop_last": True, **order}
+
+    def laid(own: Any) -> dict[str, Any]:
+        given, spread = {**user_code.harness(own), **wanted}, request.config.parallelism
+        if is_rehearsal() and zero_of(vars(own), "deepspeed") == spread.model_dump(include={"sharding", "offload"}):
+            del given["deepspeed"]  # the code's own has other buckets
+        return given
 
     def on_train(trainer: Any, train: Callable[[], Any]) -> Outcome:
         if "pad_to_multiple_of" not in code.held:
@@ -318,9 +324,7 @@ def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
             raise NoEffectError(f"a micro-batch of {asked} was asked for, but batches of {made} were made")
         return outcome
 
-    with user_code.overlaid(
-        lambda own: {**user_code.harness(own), **wanted}, lambda model: user_code.fitted(model, mapping, code)
-    ):
+    with user_code.overlaid(laid, lambda model: user_code.fitted(model, mapping, code)):
         return user_code.run_until_training(code, trial.data_directory, on_train)
 
 

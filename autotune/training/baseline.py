@@ -197,7 +197,7 @@ def baseline_config(
     if hardware.is_cpu:  # where there is no accelerator the Trainer neither pins nor has a cache to empty
         as_given |= {"dataloader_pin_memory": False, "torch_empty_cache_steps": None}
     parallelism, kind, named = Parallelism(), "none", ("activation_checkpointing", "gradient_checkpointing")
-    split = _fsdp(given, source) or _zero(given, source)
+    split = _fsdp(given, source) or zero_of(given, source)
     if split and devices == 1:
         way = "fsdp" if given.get("fsdp") else "deepspeed"
         raise InputError(f"{source}: {way}: one device has nothing to split; remove it, or use --devices N")
@@ -260,7 +260,7 @@ def _fsdp(given: dict[str, Any], source: str) -> dict[str, Any]:
     }
 
 
-def _zero(given: dict[str, Any], source: str) -> dict[str, Any]:
+def zero_of(given: dict[str, Any], source: str) -> dict[str, Any]:
     """Return the fields of `Parallelism` for a DeepSpeed configuration or its file; empty: there is none.
 
     InputError: it can't be read, or has a setting that no configuration has.
@@ -270,7 +270,7 @@ def _zero(given: dict[str, Any], source: str) -> dict[str, Any]:
         return {}
     if not isinstance(document, dict):
         try:
-            document = json.loads(Path(document).read_bytes().decode())
+            document = json.loads(document if document.lstrip()[:1] == "{" else Path(document).read_bytes().decode())
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{source}: deepspeed {document}: {one_line(error)}") from None
     zero = document.get("zero_optimization") if isinstance(document, dict) else None

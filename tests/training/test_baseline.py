@@ -110,6 +110,7 @@ def test_switches_that_are_off_are_no_reason_to_refuse(read):
         ({"ddp_find_unused_parameters": False}, {"ddp_find_unused_parameters": False}),
         ({"ddp_broadcast_buffers": False}, {"ddp_broadcast_buffers": False}),
         ({"deepspeed": {"zero_optimization": {"stage": 1}, "steps_per_print": 9}}, {"sharding": "zero_1"}),
+        ({"deepspeed": '{"zero_optimization": {"stage": 2}}'}, {"sharding": "zero_2"}),
         ({"deepspeed": ZERO | {"train_batch_size": "auto"}}, {"sharding": "zero_3", "offload": "parameters"}),
         ({}, {}),
     ],
