@@ -29,7 +29,7 @@ from autotune.exports import launch_files
 from autotune.exports.launch_files import DEFAULTS
 from autotune.training.adapters import BITFIT, CLASSIFICATION_HEADS, casts_in_vain
 from autotune.training.build import build_config
-from autotune.training.inputs import OF_ONE_CLASS, VISION_PARTS, image_or_sound, image_text, labels_of
+from autotune.training.inputs import VISION_PARTS, image_or_sound, image_text, labels_of
 from autotune.training.resolve import HEADS
 from autotune.training.texts import READERS
 from autotune.units import visible
@@ -287,7 +287,6 @@ def _samples(result: ResultData) -> dict[str, Any]:
         target = round(lengths.mean_target)
     vocabulary = VOCABULARIES.get(workload.model.model_type, Code("config.get_text_config().vocab_size"))
     ids = {"kind": "ids", "length": target, "vocabulary": vocabulary}
-    are_classes = workload.model.config.get("problem_type") in OF_ONE_CLASS
     mean = length if lengths is None else max(2, round(lengths.mean))
     texts = {"name": "input_ids", "size": (_TEXTS, mean), "vocabulary": vocabulary, "ends": True}
     if task.takes_text and task is not Task.IMAGE_TEXT_TO_TEXT:
@@ -298,7 +297,7 @@ def _samples(result: ResultData) -> dict[str, Any]:
                 f"{lengths.minimum} to {lengths.maximum} tokens, {lengths.mean:.0f} on average, of {workload.dataset}."
             )
         kinds = {Task.CAUSAL_LM: "inputs", Task.MASKED_LM: "masked", Task.SEQUENCE_CLASSIFICATION: "class"}
-        labels = {**ids, "kind": kinds.get(task, "ids"), "are_classes": are_classes}
+        labels = {**ids, "kind": kinds.get(task, "ids")}
         return {"input": texts, "labels": labels, "about_data": about}
     config = build_config(workload.model, task)
     about = "Yours are made by the model's own processor, with `labels`"
@@ -314,7 +313,7 @@ def _samples(result: ResultData) -> dict[str, Any]:
         }
     name, shape, colours = image_or_sound(config, length)
     inputs = {"name": name, "size": (_DENSE, *shape), "vocabulary": colours, "ends": False}
-    labels = ids if task is Task.SPEECH_SEQ2SEQ else {"kind": "class", "are_classes": are_classes}
+    labels = ids if task is Task.SPEECH_SEQ2SEQ else {"kind": "class"}
     if task is Task.SPEECH_CTC:
         labels = {**ids, "length": labels_of(length), "vocabulary": Code("config.vocab_size")}
     return {"input": inputs, "labels": labels, "about_data": f"{about}."}
