@@ -78,9 +78,7 @@ def rehearse(
     """
     card = gpu_named(gpu)
     if card.capability is None or card.capability < _LEAST_CAPABILITY:
-        raise InputError(
-            f"--gpu {gpu}: torch's builds for CUDA 13 don't run on it; the stand-in has NVIDIA's from T4 on"
-        )
+        raise InputError(f"--gpu {gpu}: torch for CUDA 13 doesn't run on it; the stand-in has NVIDIA's from T4 on")
     wanted = {"model": "", "allow": "numerics", "memory": card.memory_bytes, "devices": devices}
     options = options_of(SearchOptions, wanted)
     with model_on_cpu(trainer):
@@ -179,6 +177,8 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
             return Rehearsal(**common, **unseen, chance_to_fit=0.0, refused=refused)
         left_out = (seen.soaked.not_evaluated, seen.soaked.not_saved) if seen.soaked is not None else ()
         notes = too_long(plan.workload, plan.facts) + [line for line in left_out if line]
+        if "evaluating" in seen.parts.phases and not {"eval_strategy", "do_eval"} & {*plan.workload.fixed_arguments}:
+            notes.append("evaluating counts, as your Trainer has an eval_dataset; your arguments don't ask for it")
         common |= {"peak": seen.memory, "parts": seen.parts, "notes": notes}
         chance = _chance(seen.memory, gpu)
         if chance >= 0.5:

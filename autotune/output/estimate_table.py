@@ -309,7 +309,8 @@ def cards_table(found: Sequence[Rehearsal]) -> RenderableType:
             continue
         has, takes = f"{each.memory_bytes / GIB:.1f}", f"{each.peak.peak_bytes / GIB:.2f}"
         rows.append((each.gpu, has, takes, "yes" if each.chance_to_fit >= 0.5 else "no", _chance(each)))
-    lines = [f"not told: {', '.join(names)}: {reason}" for reason, names in refused.items()]
+    lines = ["it ran once for a compute capability, on the largest, whose memory it was told if it asked"]
+    lines += [f"not told: {', '.join(names)}: {reason}" for reason, names in refused.items()]
     if any(fits == "no" for *_, fits, _ in rows):
         lines.insert(0, "no: near capacity unused blocks can be given back, which --gpu with that device alone tries")
     devices = f", on {found[0].devices} devices" if found[0].devices > 1 else ""
