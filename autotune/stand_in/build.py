@@ -80,20 +80,19 @@ def build(folder: Path) -> None:
     major = cuda.partition(".")[0]
     with tempfile.TemporaryDirectory() as scratch:
         work, driver, runtime = Path(scratch), folder / "libcuda.so.1", folder / f"libcudart.so.{major}"
-        for library in (driver, runtime, folder / "libnvidia-ml.so.1", folder / "libfakecuda-warp.so"):
+        nvml, warp = folder / "libnvidia-ml.so.1", folder / "libfakecuda-warp.so"
+        for library in (driver, runtime, nvml, warp):
             library.unlink(missing_ok=True)
         flags = [f"-DCUDA_MAJOR={major}", *("-std=c++17", "-O2", "-Wall", "-Wno-deprecated-declarations")]
         flags += ["-shared", "-fPIC", "-Wl,-rpath,$ORIGIN", *_headers(site, cuda, work)]
         _compiled(flags, "device clock driver", driver, "-lpthread", "-ldl")
-        _compiled(
-            ["-std=c++17", "-O2", "-shared", "-fPIC"], "warp", folder / "libfakecuda-warp.so", "-lpthread", "-ldl"
-        )
+        _compiled(["-std=c++17", "-O2", "-shared", "-fPIC"], "warp", warp, "-lpthread", "-ldl")
         version = work / "cudart.map"
         version.write_text(f"{runtime.name} {{ global: *; }};\n")
         hidden = [*flags, "-fvisibility=hidden"]
         parts = "runtime streams graphs launches durations"
         _compiled(hidden, parts, runtime, str(driver), f"-Wl,--version-script,{version}")
-        _compiled(hidden, "nvml", folder / "libnvidia-ml.so.1")
+        _compiled(hidden, "nvml", nvml)
         users = [*site.glob("torch/lib/*.so"), *site.glob("bitsandbytes/libbitsandbytes_cuda*.so")]
         taken = {found for user in users for found in _UNDEFINED.findall(_output("nm", "-D", user))}
         defined = {name.partition("@")[0] for name in _output("nm", "-D", "--defined-only", runtime).split()}

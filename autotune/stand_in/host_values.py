@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -40,7 +39,9 @@ _SHAPED_BY_VALUES = {"nonzero", "_unique2", "unique_dim", "unique_consecutive", 
 
 # What is known of a storage on the device, by its address; the reference tells whether it is still the same storage.
 _known: dict[int, tuple[Any, torch.UntypedStorage]] = {}
-_libraries: list[Any] = []  # torch forgets an operator's kernel with its library
+# A storage by its address. An object of Python's would stay, and gradients then not be added to in place.
+_place: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
+_libraries: dict[str, Any] = {}  # by their namespace; torch forgets an operator's kernel with its library
 _readable: list[Literal["nothing", "copies", "all"]] = ["nothing"]
 _raised: list[str] = []
 
@@ -73,32 +74,31 @@ def check() -> None:
 @functools.cache
 def install() -> None:
     """Compute in this process from now on; there is no way back."""
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    messages: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-    _libraries.extend((library, messages))
+    for namespace in ("aten", "c10d"):
+        _libraries[namespace] = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
     special: dict[str, Callable[..., Any]] = {"copy_": _copy, "_local_scalar_dense": _read}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that operators are overridden is meant
         for name in torch._C._dispatch_get_all_op_names():
             namespace, _, operator = name.partition("::")
             base, _, overload = operator.partition(".")
-            if namespace == "c10d" and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
-                kernel = torch.library.get_kernel(name, "CUDA").call_boxed
-                messages.impl(operator, functools.partial(_message, base, kernel), "CUDA", with_keyset=True)
-            if namespace != "aten" or base.startswith(_LEFT_OUT):
+            has_kernel = base in special or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA")
+            if namespace not in _libraries or not has_kernel or base.startswith(_LEFT_OUT):
                 continue
-            if base in special or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
-                kernel = torch.library.get_kernel(name, "CUDA").call_boxed
-                run: Callable[..., Any]
-                if base in ("pow", "isin") and overload.startswith("Scalar"):
-                    of_two = f"Tensor_Tensor{'_out' * overload.endswith('_out')}"
-                    run = functools.partial(_of_number, getattr(getattr(torch.ops.aten, base), of_two))
-                elif base in special:
-                    run = functools.partial(special[base], kernel)
-                else:
-                    run = _beside(getattr(getattr(torch.ops.aten, base), overload or "default"), base, kernel)
-                library.impl(operator, run, "CUDA", with_keyset=True)
+            kernel = torch.library.get_kernel(name, "CUDA").call_boxed
+            run: Callable[..., Any]
+            if namespace == "c10d":
+                run = functools.partial(_message, base, kernel)
+            elif base in ("pow", "isin") and overload.startswith("Scalar"):
+                of_two = f"Tensor_Tensor{'_out' * overload.endswith('_out')}"
+                run = functools.partial(_of_number, getattr(getattr(torch.ops.aten, base), of_two))
+            elif base in special:
+                run = functools.partial(special[base], kernel)
+            else:
+                run = _beside(getattr(getattr(torch.ops.aten, base), overload or "default"), base, kernel)
+            _libraries[namespace].impl(operator, run, "CUDA", with_keyset=True)
     torch.Tensor.data_ptr = _handed_out  # type: ignore[method-assign, assignment]
+    torch.Tensor.__repr__ = functools.partialmethod(_shown, torch.Tensor.__repr__)  # type: ignore
 
 
 def _beside(operator: Any, base: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,19 +110,15 @@ def _beside(operator: Any, base: str, kernel: Callable[..., Any]) -> Callable[..
     tensors = {i for i, argument in enumerate(arguments) if isinstance(argument.type, torch.TensorType)}
 
     def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(args[i], int | float) for i in tensors if i < len(args)):  # x + 2, as a kernel gets it
-            own = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
-            args = tuple(
-                torch.tensor(arg, dtype=torch.result_type(own, arg))
-                if i in tensors and isinstance(arg, int | float) and own is not None
-                else arg
-                for i, arg in enumerate(args)
-            )
+        own = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
+        for i in tensors:
+            if own is not None and i < len(args) and isinstance(args[i], int | float):  # x + 2, as a kernel gets it
+                args = (*args[:i], torch.tensor(args[i], dtype=torch.result_type(own, args[i])), *args[i + 1 :])
         given = _tensors((args, kwargs))
         written = _tensors([args[i] if i < len(args) else kwargs.get(name) for i, name in written_to])
         on_host = {id(tensor): _on_host(tensor) for tensor in given if tensor.is_cuda}
         for tensor in written if writes_all else ():
-            if tensor.is_cuda and on_host[id(tensor)] is None and not _is_gradient(tensor) and _is_whole(tensor):
+            if tensor.is_cuda and on_host[id(tensor)] is None and _can_be_known(tensor):
                 on_host[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype)
         if None in on_host.values() or (base in _RANDOM and written[0].requires_grad):  # weights become the model's
             if base in _SHAPED_BY_VALUES or base == "equal":
@@ -199,6 +195,13 @@ def _handed_out(tensor: torch.Tensor) -> int:
     return torch._C.TensorBase.data_ptr(tensor)
 
 
+def _shown(tensor: torch.Tensor, shown: Callable[..., str], **options: Any) -> str:
+    """Return a tensor as text, by which no program decides; of one that isn't known the size alone."""
+    if tensor.is_cuda and tensor.layout is torch.strided and _on_host(tensor) is None:
+        return f"tensor(..., device='{tensor.device}', size={tuple(tensor.shape)})"
+    return shown(tensor, **options)
+
+
 def _tensors(values: Any) -> list[torch.Tensor]:
     leaves = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
     return [leaf for leaf in leaves if leaf.layout is torch.strided]  # a sparse one isn't a storage of values
@@ -228,7 +231,7 @@ def _copy(
         _forget(target)
     elif (own := _on_host(target)) is not None:
         own.copy_(value)
-    elif _is_whole(target):
+    elif _can_be_known(target):
         _remember(target, value.to(target.dtype).expand(target.shape))
     return result
 
@@ -252,34 +255,20 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor | None:
     return torch.as_strided(whole, tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
-def _place(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's storage, of which no object of Python's is made: it would stay.
-
-    To a gradient that somebody else holds the backward pass adds nothing in place.
-    """
-    return torch._C._storage_address(tensor)  # type: ignore[attr-defined, no-any-return]
-
-
-def _most_bytes(tensor: torch.Tensor) -> int:
-    # Bytes are workspaces of kernels.
-    return _MOST_FRACTION_BYTES if tensor.is_floating_point() or tensor.dtype == torch.uint8 else _MOST_BYTES
-
-
-def _is_gradient(tensor: torch.Tensor) -> bool:
-    """Return whether a fraction is of a backward pass, which runs where nobody's Python has called."""
-    frame: FrameType | None = sys._getframe()
+def _can_be_known(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor that is written is all of its storage, and no gradient."""
+    frame: Any = sys._getframe()  # in a backward pass nobody's Python has called
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
-    return frame is None and tensor.is_floating_point()
-
-
-def _is_whole(tensor: torch.Tensor) -> bool:
-    return tensor.nbytes <= _most_bytes(tensor) and tensor.nbytes + 15 >= tensor.untyped_storage().nbytes()
+    is_gradient = frame is None and tensor.is_floating_point()
+    return not is_gradient and tensor.nbytes + 15 >= tensor.untyped_storage().nbytes()
 
 
 def _remember(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    most = _most_bytes(tensor)
-    if not tensor.is_cuda or tensor.nbytes > most or (storage := tensor.untyped_storage()).nbytes() > most:
+    storage = tensor.untyped_storage()
+    # Bytes are workspaces of kernels.
+    most = _MOST_FRACTION_BYTES if tensor.is_floating_point() or tensor.dtype == torch.uint8 else _MOST_BYTES
+    if not tensor.is_cuda or storage.nbytes() > most:
         return
     if _on_host(tensor) is None:
         if storage.nbytes() > _MOST_FRACTION_BYTES // 4 or (len(_known) > 1000 and len(_known) % 256 == 0):

@@ -62,6 +62,7 @@ KNOWN = {
         (torch.rand(2, 4, device=mask.device) < 2).nonzero() + torch.randint(3, 4, (8, 2), device=mask.device)
     ),
     "made sparse": lambda mask, *_: (mask.to_sparse(), mask)[1],
+    "beside text of a model's output": lambda mask, labels, grid, pixels: (f"{of_a_model(pixels)}", mask)[1],
     "a loss": lambda mask, labels, grid, pixels: (pixels @ pixels).mean() * 0,
 }
 
