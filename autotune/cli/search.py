@@ -93,9 +93,7 @@ def script(
     with console.reporting_errors(as_json=as_json, debug=debug):
         if gpu is not None:
             if not dry_run:
-                raise InputError(
-                    f"--gpu {gpu}: a search needs the device itself; --dry-run tells the memory without it"
-                )
+                raise InputError(f"--gpu {gpu}: a search needs the device; --dry-run tells the memory without it")
             heeded = {"gpu", "dry_run", "devices", "quiet", "verbose", "as_json"}
             _leave_out(context, heeded, "and with --gpu the script is run as it is")
             _rehearse(gpu, command, console.given(context).get("devices"), quiet=quiet, as_json=as_json)

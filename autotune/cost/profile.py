@@ -182,9 +182,7 @@ class Profile(Value):
     generation: Generation | None = Field(default=None, description="of a recipe; None: nothing is generated")
     inputs_bytes: float = Field(default=0.0, description="of a sample's inputs on a CUDA device; 0 on a CPU")
     hidden_bytes: float = Field(default=0.0, description="of a sample's hidden states between layers; 0: not known")
-    keys_bytes: float = Field(
-        default=0.0, description="of a sample's keys and values in a layer, which a ring passes on"
-    )
+    keys_bytes: float = Field(default=0.0, description="a sample's keys and values in a layer, which a ring passes on")
 
     def __hash__(self) -> int:
         return hash((self.family, self.storages))  # enough to tell them apart, and quick

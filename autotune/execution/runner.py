@@ -324,13 +324,11 @@ class LocalRunner(Runner):
         where = where.model_copy(update={"devices": where.devices[: job.ranks or devices]})
         job = job.model_copy(update={"visible": visible(where.devices), "cores": where.cores})
         try:
-            idle_bytes, started = where.used_bytes(), time.monotonic()
+            idle_bytes, started, oom_kills = where.used_bytes(), time.monotonic(), host_oom_kills()
         except MachineError as error:
             raise self._gone(where, str(error)) from None
         deadline = started + job.timeout_s + LAUNCHER_GRACE_S
-        self._running[job.place] = _Running(
-            job, where, requests, started, deadline, idle_bytes, host_oom_kills(), again
-        )
+        self._running[job.place] = _Running(job, where, requests, started, deadline, idle_bytes, oom_kills, again)
         launcher.send(job)
 
     def _wait_for(self, places: Collection[int]) -> tuple[int, _Running, Ending]:

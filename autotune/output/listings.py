@@ -58,9 +58,7 @@ def doctor_table(report: Report) -> RenderableType:
 
 def preview_table(found: Preview) -> RenderableType:
     budget, trials, count = found.budget, found.budget.max_trials, found.configurations
-    title = (
-        f"{about(found.workload)}, on {found.hardware.name} within {show_memory(found.memory_bytes)}; nothing was run"
-    )
+    title = f"{about(found.workload)}, on {found.hardware.name} within {show_memory(found.memory_bytes)}; nothing ran"
     extent = f"at most {show_time(budget.max_time_s)} and {trials:,} trial{'s' * (trials != 1)}, finals not counted"
     parts: list[RenderableType] = [
         Text(title, style="bold"),

@@ -99,9 +99,7 @@ def _asked_of_accelerate(told: argparse.Namespace) -> dict[str, Any]:
         if units := told.fsdp_transformer_layer_cls_to_wrap:
             settings["transformer_layer_cls_to_wrap"] = units.split(",")
         if settings["version"] == 1:
-            raise InputError(
-                "accelerate: fsdp_version 1: trials train by FSDP2; `accelerate to-fsdp2` rewrites its file"
-            )
+            raise InputError("accelerate: fsdp_version 1: trials train by FSDP2; `accelerate to-fsdp2` rewrites it")
         given |= {"fsdp": True, "fsdp_config": settings}
     if told.use_deepspeed:
         places = {"optimizer": told.offload_optimizer_device, "param": told.offload_param_device}

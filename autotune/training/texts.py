@@ -72,9 +72,7 @@ def prepare(workload: Workload, directory: Path) -> tuple[LengthProfile | None, 
     profile = profile_of(lengths[:, 0], float(lengths[:, 1].mean()) if len(columns) > 1 else None)
     limit, used = workload.sequence_length, " and ".join(dict.fromkeys(columns))
     if cut := float((lengths[:, 0] == limit).mean()):
-        notes.append(
-            f"{'under 1%' if cut < 0.01 else f'{cut:.0%}'} of the samples reach {limit} tokens, and are cut there"
-        )
+        notes.append(f"{'under 1%' if cut < 0.01 else f'{cut:.0%}'} of the samples reach {limit} tokens: they are cut")
     return profile, (f"{profile.shown}, of column {used} (tokenizer: {name})", *notes)
 
 

@@ -37,14 +37,12 @@ def maker_of(trainer: Any) -> Callable[[], Any]:
         raise InputError(f"trainer: expected a transformers.Trainer, not {type(trainer).__name__}")
     args, library = trainer.args, ("transformers.trainer_callback", "transformers.integrations")
     has_trained = type(trainer.optimizer).__name__ == "AcceleratedOptimizer"  # the optimizer is then the Trainer's own
+    written = {field.name: getattr(args, field.name) for field in dataclasses.fields(args) if field.init}
     state = {name: value for name, value in vars(trainer).items() if name not in _OF_THE_PROCESS} | {
         "model": trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False),
         "optimizers": (None, None) if has_trained else (trainer.optimizer, trainer.lr_scheduler),
         "callbacks": [c for c in trainer.callback_handler.callbacks if not type(c).__module__.startswith(library)],
-        "args": (
-            type(args),
-            {f.name: getattr(args, f.name) for f in dataclasses.fields(args) if f.init} | {"hub_token": None},
-        ),
+        "args": (type(args), written | {"hub_token": None}),
     }
     remedy = "use find(make_trainer=...) with a function that makes the Trainer"
     return functools.partial(_made_anew, pickled(trainer, f"trainer: {type(trainer).__name__}", remedy, state=state))

@@ -237,9 +237,7 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
     experts_per_token: PositiveInt | None = Field(default=None, description="in place of the model's own top-k")
     expert_capacity: PositiveInt | None = Field(default=None, description="tokens of an expert; None: the model's own")
     use_liger_kernel: bool = Field(default=False, description="fused kernels of the package liger-kernel")
-    chunked_loss: bool = Field(
-        default=False, description="a causal model's loss is worked out a few positions at a time"
-    )
+    chunked_loss: bool = Field(default=False, description="a causal model's loss is computed a few positions at a time")
     torch_compile_backend: BackendName | None = Field(default=None, description="None: not compiled")
     torch_compile_mode: Mode | None = Field(default=None, description="mode of inductor; None: its default")
     activation_memory_budget: float | None = Field(
@@ -272,9 +270,7 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
     torch_empty_cache_steps: PositiveInt | None = Field(
         default=None, le=1_000_000, description="steps between calls of torch.cuda.empty_cache"
     )
-    expandable_segments: bool = Field(
-        default=False, description="torch's CUDA allocator enlarges its segments in place"
-    )
+    expandable_segments: bool = Field(default=False, description="torch's CUDA allocator enlarges segments in place")
     parallelism: Parallelism = Field(default=ONE_DEVICE, description="how training is spread over devices")
     own: OwnValues = Field(default=OwnValues(), description="values of the knobs that a loop of one's own declares")
 

@@ -60,9 +60,7 @@ class Contender(Value):
     correction: float = 1.0
     tokens_per_second: float | None = Field(default=None, description="None: it isn't measured, or samples have none")
     mfu: float | None = Field(default=None, description="model FLOP utilisation at the measured rate, if known")
-    step: StepTime | None = Field(
-        default=None, description="where a step's time goes; None: it wasn't predicted either"
-    )
+    step: StepTime | None = Field(default=None, description="where a step's time goes; None: not predicted either")
 
     @property
     def allowance(self) -> Allowance:

@@ -204,7 +204,7 @@ def test_the_profile_tells_the_lengths():
 def test_long_texts_are_cut_rows_without_text_left_out_and_a_large_file_is_sampled():
     assert tokens(texts("a.jsonl", "x" * 100_000, "ü" * 30)) == [23, 23]
     said = prepared(texts("a.jsonl", "x" * 50, "y" * 50, "z"))[1]
-    assert "67% of the samples reach 24 tokens, and are cut there" in said
+    assert "67% of the samples reach 24 tokens: they are cut" in said
     lengths, said = prepared(texts("a.jsonl", "a", None, "", " \t", "b"))
     assert lengths.samples == 2
     assert "3 of 5 rows are left out" in said
