@@ -107,6 +107,7 @@ def test_several_devices_are_named_and_so_is_what_a_lever_changes():
 def test_a_table_of_gpus_leaves_out_where_it_cannot_be_told():
     text = drawn(cards_table([made(), made(gpu="t4", refused="no kernel"), made(gpu="l4", chance_to_fit=0.1)]))
     assert "not told: t4: no kernel" in text
+    assert "it ran once for a compute capability, on the largest" in text
     assert re.search(r"rtx-4090 .* 24.0 .* 22.00 .* yes .* over 99 %", text)
     assert re.search(r"l4 .* 24.0 .* 22.00 .* no .* 10%", text)
     assert "no: near capacity unused blocks can be given back" in text
@@ -183,6 +184,9 @@ def test_an_own_module_takes_what_it_takes_when_it_runs_alone(tmp_path):
     assert [*found.parts.phases] == ["setting up", "first step", "later steps", "saving", "evaluating"]
     assert found.peak.allocated_bytes == max(phase.allocated_bytes for phase in found.parts.phases.values())
     assert {"first", "Net"} <= {row.module for row in found.parts.alive}
+    assert any("evaluating counts" in note for note in found.notes), "its arguments don't evaluate"
+    (workspace,) = (row for row in found.parts.alive if row.module and row.kind == "temporaries")
+    assert workspace.allocated_bytes == (8320 << 10) + (1 << 20)  # cuBLAS's and cuBLASLt's, by torch's defaults
     own = (
         "import sys, torch; from autotune.stand_in import host_values; host_values.install()\n"
         "sys.argv = ['train.py', '512', '4096', 'data']; exec(open('train.py').read())\n"

@@ -80,16 +80,16 @@ class PeakRecorder(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
     def parts(self) -> PeakParts:
         trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
-        _, end = _replayed(trace)
+        left, end = _replayed(trace)
         there, _ = _replayed(trace[:end])
         sizes, counts = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         for address, (size, module) in there.items():
             # Freed addresses are used again, so that a block made in a forward pass is no gradient.
-            kind = "activations" if module else self._kinds.get(address, "temporaries")
+            stays = left.get(address) == (size, module)  # as a library's workspace does
+            kind = "activations" if module and not stays else self._kinds.get(address, "temporaries")
             kind = "communication" if module == DistributedDataParallel.__name__ else kind  # its buckets of gradients
-            key = kind, module
-            sizes[key] += size
-            counts[key] += 1
+            sizes[kind, module] += size
+            counts[kind, module] += 1
         alive = (
             Alive(kind=kind, module=module, operator="", tensors=counts[kind, module], allocated_bytes=size, knob=None)
             for (kind, module), size in sizes.most_common()
