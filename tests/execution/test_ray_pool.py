@@ -173,7 +173,7 @@ def test_a_search_loses_nothing_when_a_node_is_killed(machines, cluster, tmp_pat
 
     def kill(pool: RayPool) -> None:
         while not killed and not any(third.node_id in [n.id for n in place.nodes] for place in pool._places):
-            wait_until(lambda: [place.is_reserved(wait_s=0.1) for place in pool._starting])  # on a busy machine
+            until(lambda: [place.is_reserved(wait_s=0.1) for place in pool._starting])  # on a busy machine
         if not killed and runs_at(pool, third):
             killed.append(third)
             third.kill_raylet()  # as a power cut does
