@@ -134,6 +134,11 @@ def as_type(func: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs
     return func(tensor, *kept, **kwargs) if kept or kwargs else tensor
 
 
+def rows_of_images(func: Callable[..., Any], tensor: torch.Tensor, dim: int = 0) -> Any:
+    """Return the features of images, of which LLaVA makes a list, as the rows of all; any other tensor in its parts."""
+    return (tensor.flatten(0, 1),) if dim == 0 and tensor.dim() == 3 else func(tensor, dim)
+
+
 def split_images(func: Callable[..., Any], tensor: torch.Tensor, split_size: Any, dim: int = 0) -> Any:
     """Return a split into the parts of images, where parts that repeat are one with a dimension for the images.
 

@@ -207,7 +207,7 @@ class Semantics(TorchFunctionMode):
         return CtcLoss.apply(args[0], labels, self._recorder)  # type: ignore[no-untyped-call]
 
     def _with_images(self, func: Any, args: Any, kwargs: Any) -> Any:
-        change = meta.split_images if func.__name__ == "split" else meta.as_type
+        change = {"split": meta.split_images, "unbind": meta.rows_of_images}.get(func.__name__, meta.as_type)
         return change(func, *args, **kwargs) if self._images else NotImplemented
 
     def _end_of_each(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -244,7 +244,7 @@ _SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
     **dict.fromkeys(("unique_consecutive", "__getitem__"), Semantics._end_of_each),
     **dict.fromkeys(("item", "__float__"), Semantics._number),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), Semantics._recurrent),
-    **dict.fromkeys(("split", "to"), Semantics._with_images),
+    **dict.fromkeys(("split", "unbind", "to"), Semantics._with_images),
     **dict.fromkeys(("sum", "norm", "linalg_vector_norm"), Semantics._sum),
     **dict.fromkeys(("grouped_mm", "_grouped_mm"), Semantics._grouped_mm),
     **dict.fromkeys(("nonzero", "where"), Semantics._nonzero),
