@@ -63,6 +63,11 @@ def test_images_are_attended_to_one_by_one_whatever_the_kernel(traced, attention
     assert traced("qwen2_5_vl", **fields).needed_flops.constant == pytest.approx(0, abs=1)
 
 
+def test_features_of_each_image_are_cast_with_the_outputs(traced):
+    mixed = traced("llava", device="cuda", autocast="bfloat16")
+    assert peak(mixed) < peak(traced("llava", device="cuda"))
+
+
 def test_parameters_without_a_gradient_are_not_trained(traced):
     """LLaVA takes the features before CLIP's last layer, and none that its last norm makes."""
     hidden, inner = 32, 64
