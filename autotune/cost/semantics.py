@@ -207,7 +207,7 @@ class Semantics(TorchFunctionMode):
         return CtcLoss.apply(args[0], labels, self._recorder)  # type: ignore[no-untyped-call]
 
     def _with_images(self, func: Any, args: Any, kwargs: Any) -> Any:
-        change = {"split": meta.split_images, "unbind": meta.rows_of_images}.get(func.__name__, meta.as_type)
+        change: Any = {"split": meta.split_images, "unbind": meta.rows_of_images}.get(func.__name__, meta.as_type)
         return change(func, *args, **kwargs) if self._images else NotImplemented
 
     def _end_of_each(self, func: Any, args: Any, kwargs: Any) -> Any:
