@@ -22,6 +22,7 @@ from autotune.space.file import load_space
 from autotune.units import GIB
 from autotune.values.conditions import Conditions
 from autotune.values.config import TrainConfig
+from autotune.values.problem import Objective
 from autotune.values.statistics import DRIFT
 from autotune.values.trial import Memory, Outcome, Purpose, TrialStatus
 from autotune.verification.finals import Finals
@@ -400,6 +401,15 @@ def test_a_throughput_is_told_by_the_trials_that_others_left_the_machine_to():
     search.take_turns({BASE: (16.0,) * 8, NEAR: (8.0,) * 8}, others=0.65)
     assert search.finals.merged(BASE).samples_per_second == pytest.approx(10.0)
     assert search.finals.merged(NEAR).samples_per_second == pytest.approx(2.0)  # it has no other
+
+
+@pytest.mark.parametrize(("run_samples", "least_s", "most_s"), [(None, 10.0, 30.0), (1000.0, 60.0, 80.0)])
+def test_a_final_of_what_compiles_finds_its_code_in_the_cache_unless_compiling_counts(run_samples, least_s, most_s):
+    compiled = make_config(16, torch_compile_backend="inductor")
+    slow_to_start = make_measurement(20.0).model_copy(update={"first_step_s": 60.0})
+    plan = make_plan(baseline=BASE, space=SPACE, objective=Objective(run_samples=run_samples))
+    state = SearchState(plan, [make_result(BASE, 10.0), make_result(compiled, slow_to_start, number=1)])
+    assert least_s < Finals(state).setup_s(compiled) < most_s
 
 
 def test_expected_time_in_turn_is_that_of_all_who_are_alive_at_once():
