@@ -42,8 +42,10 @@ _IDLE = {
 # Parameters that decide whether others are legal: precision for 16-bit kernels, compiling for fp8, the number of
 # devices for sharding and micro-batches, sharding for optimizers and checkpointing, tensor parallelism for sharding the
 # remaining devices.
-_OF_DEVICES = ("parallelism.world_size", "parallelism.sharding", "parallelism.tensor_parallel")
-_COMPANIONS = ("precision", "torch_compile_backend", *_OF_DEVICES)
+_COMPANIONS = (
+    "precision", "torch_compile_backend", "parallelism.world_size", "parallelism.sharding",
+    "parallelism.tensor_parallel",
+)  # fmt: skip
 
 
 class Dimension(NamedTuple):

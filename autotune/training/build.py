@@ -163,7 +163,7 @@ class Stack:
     period: int  # layers after which the kinds repeat
 
     def deeper(self) -> Self:
-        """Return this stack, to be traced with about six layers more, and with twice as many more."""
+        """Return this stack with periods of about six layers, by which the two models that are traced differ."""
         period = self.period * max(1, 6 // self.period)
         return replace(self, base=self.base + (self.depth - self.base) % period, period=period)
 
