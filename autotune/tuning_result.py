@@ -33,7 +33,8 @@ class TuningResult(ResultData):
             output_dir: Where the Trainer writes.
             **overrides: Any other argument of TrainingArguments, or another value for one.
 
-        Warns where the environment lacks what no argument says: expandable segments, and sequence parallelism.
+        Warns where the environment lacks what no argument says: expandable segments, and sequence parallelism. Of
+        several visible GPUs an answer for one trains on the first.
 
         Raises:
             ValueError: The installed transformers or this machine refuses an argument.
@@ -51,7 +52,10 @@ class TuningResult(ResultData):
             import trl
 
             kind = getattr(trl, self.workload.recipe.kind.config)
-        return kind(output_dir=str(output_dir), **{**tuned, **overrides})
+        made = kind(output_dir=str(output_dir), **{**tuned, **overrides})
+        if not launch_files.needs_launcher(self.best.config) and made.n_gpu > 1:
+            made._n_gpu = 1  # no DataParallel, whose steps are larger
+        return made
 
     @property
     def launch_commands(self) -> tuple[str, ...]:

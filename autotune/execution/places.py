@@ -44,7 +44,8 @@ def kind_of(hardware: Hardware) -> str:
     host = round(hardware.host_memory_bytes / GIB) if hardware.is_cpu else 0
     memory = host if hardware.is_cpu else hardware.memory_bytes
     changes = {"free_bytes": 0, "device": hardware.kind, "memory_bytes": memory, "host_memory_bytes": host}
-    return hardware.model_copy(update=changes).digest(leave_out=frozenset({"count", "peers", "nodes", "network_gb_s"}))
+    which = frozenset({"count", "peers", "visible", "nodes", "network_gb_s"})
+    return hardware.model_copy(update=changes).digest(leave_out=which)
 
 
 def whole(hardware: Hardware) -> Place:

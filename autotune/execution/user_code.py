@@ -116,6 +116,8 @@ def overlaid(
         post_init(given_to)
         if given_to.deepspeed and given_to.use_cpu and given_to.world_size > 1:  # ZeRO-3 asks for it
             importlib.import_module("deepspeed").init_distributed(dist_backend="gloo")
+        if given_to.n_gpu > 1:
+            given_to._n_gpu = 1  # the Trainer would copy the model to all that it sees (DataParallel), for larger steps
         vars(given_to)[_LAID] = {name: getattr(given_to, name) for name in given}
         laid_over.append(given_to)
 

@@ -96,11 +96,15 @@ def environment(config: TrainConfig) -> dict[str, str]:
 def _variables(result: ResultData) -> str:
     """Return the assignments with which a command line begins: the GPUs that were measured, the answer's variables."""
     config, hardware, chosen = result.best.config, result.hardware, ""
-    nodes, each = hardware.nodes_of(config.parallelism.world_size)
-    gpus = [device.removeprefix("cuda:") for device in (hardware.device, *(hardware.peers or ()))][:each]
-    # Of several that it sees the Trainer would use all, and ranks the first ones. A scheduler's choice stays.
-    if hardware.kind == "cuda" and nodes == 1 and (hardware.peers is not None or not needs_launcher(config)):
-        chosen = f"CUDA_VISIBLE_DEVICES=${{CUDA_VISIBLE_DEVICES:-{','.join(gpus)}}} "
+    (nodes, each), seen = hardware.nodes_of(config.parallelism.world_size), hardware.visible
+    is_some = seen is not None or hardware.peers is not None  # of the machine's devices
+    if hardware.kind == "cuda" and nodes == 1 and (is_some or not needs_launcher(config)):
+        like_it = hardware.peers if hardware.peers is not None else [f"cuda:{number}" for number in range(1, each)]
+        gpus = [device.removeprefix("cuda:") for device in (hardware.device, *like_it)][:each]
+        names = ",".join(gpus if seen is None else [seen[int(gpu)] for gpu in gpus])
+        # Training takes the first that it sees. A scheduler's choice stays, unless in it others came first.
+        stays = seen is None or gpus == [str(number) for number in range(each)]
+        chosen = f"CUDA_VISIBLE_DEVICES={f'${{CUDA_VISIBLE_DEVICES:-{names}}}' if stays else names} "
         chosen = "CUDA_DEVICE_ORDER=PCI_BUS_ID " * (hardware.peers is not None) + chosen  # as NVML counts
     return chosen + "".join(f"{name}={value} " for name, value in environment(config).items())
 

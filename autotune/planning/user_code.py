@@ -25,6 +25,7 @@ from autotune.training.baseline import UserArguments, baseline_config
 from autotune.training.trainer_pickle import maker_of, pickled
 from autotune.value import sha256_of
 from autotune.values.config import OwnValues, Precision, Scalar, TrainConfig
+from autotune.values.hardware import cuda_count
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest
 from autotune.values.workload import (
@@ -122,6 +123,11 @@ class UserTrainer(Subject):
         workload = workload.model_copy(update={**seen, "own_code": self.code.model_copy(update=known)})
         on = f" on {devices} devices" if devices > 1 else ""
         start.notes.append(f"global batch {batch} samples, that of your own arguments{on}, which are the baseline")
+        if self.options.devices in ((), (1,)) and hardware.kind == "cuda" and (there := cuda_count()) > 1:
+            start.notes.append(
+                f"tuned for one of {there} GPUs; without a launcher and autotune your Trainer copies the model to all "
+                f"of them (DataParallel), for steps of {there * batch} samples; --devices {there} tunes for all"
+            )
         start.notes.extend(too_long(workload, about.facts))
         return plan_from(start, workload, about, space, baseline=baseline, record=False)
 

@@ -19,7 +19,7 @@ def key_of(problem: Problem) -> str:
     """Return the key of a search. Code of a model's own is known by name and revision."""
     workload, hardware, spec, facts = problem.workload, problem.hardware, problem.workload.model, problem.facts
     # These say where the workload comes from, or count otherwise: of real data the lengths do.
-    which = {"free_bytes", "device", "count", "peers", "versions"}  # of like devices, and their libraries
+    which = {"free_bytes", "device", "count", "peers", "visible", "versions"}  # of like devices, and their libraries
     without = {"model", "seed", "dataset", "text_field", "fixed_arguments", "own_step", "own_code"}
     return digest_of(
         {

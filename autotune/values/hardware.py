@@ -62,6 +62,7 @@ class Hardware(Value):
     versions: dict[str, str] = Field(default_factory=dict)
     count: PositiveInt | None = None  # equal devices that trials may use, this one included; None: as many as asked for
     peers: tuple[str, ...] | None = None  # the other visible ones like it; None: all are, and it is the first
+    visible: tuple[str, ...] | None = None  # the entries of CUDA_VISIBLE_DEVICES; None: it isn't set
     nodes: PositiveInt = 1  # machines that share these equally
     # GB/s between two of them, of all devices of each together, one way; None: it wasn't measured, or there is one.
     network_gb_s: float | None = Field(default=None, gt=0)
@@ -81,7 +82,7 @@ class Hardware(Value):
     def fingerprint(self) -> str:
         """Short hash of what decides speed and memory: device, driver, cores, versions; free memory and count don't."""
         usual = set() if self.starts_with_tf32 else {"starts_with_tf32"}
-        left_out = frozenset({"count", "peers", "network_gb_s", "has_cc", *usual})
+        left_out = frozenset({"count", "peers", "visible", "network_gb_s", "has_cc", *usual})
         return self.model_copy(update={"free_bytes": 0}).digest(leave_out=left_out)
 
     def nodes_of(self, world_size: int) -> tuple[int, int]:
@@ -156,6 +157,7 @@ def detect(device: str = "auto") -> Hardware:
         capability=capability, driver=driver, starts_with_tf32=os.environ.get(TF32_VARIABLE) == "1",
         has_cc=any(map(shutil.which, ("gcc", "clang") if named is None else (named,))),  # as Triton
         peers=None if alike == tuple(f"cuda:{number}" for number in range(count)) else alike[1:],
+        visible=tuple(map(str, visible_indices())) if "CUDA_VISIBLE_DEVICES" in os.environ else None,
         count=len(alike), **host,
     )  # fmt: skip
 

@@ -327,6 +327,10 @@ def test_lines_that_train_write_the_script_that_they_run(tmp_path):
         (_, run) = targets.to_train(measured(devices, hardware=on), "runs/a b")
         first = f"CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=${{CUDA_VISIBLE_DEVICES:-{chosen}}} "
         assert run.startswith((f"{first}python ", f"{first}OMP_NUM_THREADS=4 torchrun "))
+    first, both = "${CUDA_VISIBLE_DEVICES:-4}", "${CUDA_VISIBLE_DEVICES:-4,6}"
+    for gpu, devices, chosen in ((0, 1, first), (0, 2, both), (1, 1, "6")):  # of those that the search saw
+        on = GPU.model_copy(update={"device": f"cuda:{gpu}", "visible": ("4", "6", "7")})
+        assert targets.to_train(measured(devices, hardware=on), "a")[-1].startswith(f"CUDA_VISIBLE_DEVICES={chosen} ")
     ulysses = answer_of(make_config(4, **SHARED))
     assert len(targets.to_train(ulysses, "a.json")) == 1
     assert targets.missing_script(ulysses, "a.json", ulysses.export("training-args", tmp_path)).endswith("arguments")

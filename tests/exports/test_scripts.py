@@ -21,8 +21,9 @@ from accelerate.state import AcceleratorState
 from conftest import write_model
 from corpora import jsonl, save_tokenizer
 from exporting import ANSWERS, CPU, SCRIPTS, answer_of, answer_with, constant, drafted
-from factories import make_config, make_hardware, make_workload
+from factories import make_config, make_gpu, make_hardware, make_workload
 from optimizer_steps import BERT, GPT2, LLAMA, MIXTRAL, T5, WAV2VEC2, WHISPER
+from own_trainings import LLAMA_SCRIPT
 from tiny_models import TINY
 from transformers import Trainer, default_data_collator, set_seed
 from vision_language import tiny_vision_language, with_images
@@ -375,6 +376,27 @@ def test_two_processes_do_the_step_of_one(answer, run, tmp_path, target, shardin
     assert json.loads(printed)["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
+@pytest.mark.parametrize("target", ["python", "apply", "result"])
+def test_an_answer_for_one_gpu_trains_on_one_where_several_are_visible(answer, tmp_path, target):
+    """The Trainer would copy the model to each, for larger steps, and those of TRL would refuse to begin."""
+    found = answer("llama", Task.CAUSAL_LM, own={"report_to": "none"})
+    found = answer_of(found.best.config, workload=found.workload, hardware=make_gpu(versions=installed_versions()))
+    never = "import torch\n\ntorch.nn.DataParallel.__init__ = None\n"
+    found.save(tmp_path / "best.json")
+    apply = ["-m", "autotune", "script", "--apply", "best.json", "--", "python"] if target == "apply" else []
+    words, text = [*apply, tmp_path / "own.py", "--max_steps", "2"], LLAMA_SCRIPT
+    if target == "python":
+        words, text = [tmp_path / "own.py", "--steps", "2"], draft(found, "python").text
+    elif target == "result":
+        made = "import autotune\nargs = autotune.load('best.json').training_arguments('out', max_steps=2)\n"
+        text = text.replace("set_seed(args.seed)\n", made)
+    (tmp_path / "own.py").write_text(text.replace("import torch\n", never))
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("target", SCRIPTS)
 @pytest.mark.parametrize(
     "answer",
@@ -420,6 +442,8 @@ def test_a_single_gpu_is_the_only_one_that_a_script_sees():
     assert drafted("python").launch == ("CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} python train.py",)
     assert drafted("python", hardware=CPU).launch == ("python train.py",)
     several = drafted("accelerate-loop", parallelism={"world_size": 2}).launch
+    on = ({}, {"hardware": CPU}, {"parallelism": {"world_size": 2}})
+    assert ["arguments._n_gpu = 1" in drafted("python", **one).text for one in on] == [True, False, False]
     assert several == ("OMP_NUM_THREADS=4 torchrun --standalone --nproc_per_node 2 accelerate_loop.py",)
 
 

@@ -61,7 +61,7 @@ def test_two_trainings_at_once_are_refused():
 OWN_ARGUMENTS = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "optim": "adamw_torch"}
 
 
-def plan_of_script(fix=(), facts=None, **fields):
+def plan_of_script(fix=(), facts=None, hardware=None, **fields):
     """Return the plan for a script in whose process these fields were found."""
     options = SearchOptions(model="", device="cpu", fix=fix)
     defaults = {
@@ -71,7 +71,7 @@ def plan_of_script(fix=(), facts=None, **fields):
     }  # fmt: skip
     lengths = LengthProfile(samples=96, mean=20.0, minimum=4, median=20, p95=44, maximum=48)
     description = Description(facts=facts or make_facts(), lengths=lengths, own=OwnFound(**{**defaults, **fields}))
-    start = dataclasses.replace(begun(options), hardware=make_hardware())
+    start = dataclasses.replace(begun(options), hardware=hardware or make_hardware())
     return UserTrainer(options, script=SCRIPT).plan(start, Looked(found=description))
 
 
@@ -86,6 +86,14 @@ def test_the_codes_own_arguments_are_the_baseline_at_which_what_it_decides_is_he
     assert {c.optim for c in made.search_space.legal} == {"adamw_torch"}
     assert type(made).model_validate_json(made.model_dump_json()) == made
     assert made.record is False
+
+
+def test_a_script_that_sees_several_gpus_trains_on_all_where_autotune_tunes_for_one(monkeypatch):
+    monkeypatch.setattr("autotune.planning.user_code.cuda_count", lambda: 4)
+    said = "tuned for one of 4 GPUs; without a launcher and autotune your Trainer copies the model to all of them "
+    made = plan_of_script(hardware=make_gpu(count=1))
+    assert sum(note.startswith(said) and "steps of 32 samples" in note for note in made.notes) == 1
+    assert not any(note.startswith("tuned for one") for note in plan_of_script().notes)
 
 
 def test_samples_longer_than_the_models_positions_are_the_codes_own_affair():
