@@ -39,6 +39,13 @@ def test_blocks_that_no_other_fits_into_stay_unused(storages, unused):
     assert found == pytest.approx(unused * MIB, abs=2 * MIB if unused == 30 else 0)
 
 
+def test_the_larger_counts_of_what_segments_come_to_above_and_below_one_another():
+    """80 MiB where each lies above those before: of two free blocks of 16 MiB the first lets 48 be joined."""
+    rows = [(0, 1, 48), (2, 4, 32), (3, 4, 16), (3, 6, 16), (4, 6, 48)]
+    found = held_bytes(model(*((*row, 0, False) for row in rows)), "sgd", 1, accumulated=False)
+    assert found.reserved == 128 * MIB
+
+
 @pytest.mark.parametrize("optim", ["sgd", "adamw_torch", "adamw_torch_fused", "adafactor", "adamw_bnb_8bit"])
 @pytest.mark.parametrize("accumulated", [False, True])
 @pytest.mark.parametrize("keeps_gradients", [False, True])
