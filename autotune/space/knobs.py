@@ -249,7 +249,7 @@ def knob_named(name: str, option: str) -> KnobOption:
     if (meant := _MEANT.get(_hyphened(name))) is not None:
         raise InputError(f"{option} {name}: {meant}")
     near = suggestion(name, (*known, *(knob.parameter for knob in knobs()), *_SWITCHES))
-    others = ", ".join(knob.option for knob in knobs() if "." not in knob.parameter)
+    others = ", ".join(knob.option for knob in knobs())
     raise InputError(f"{option} {name}: no such knob{near or f'; there are {others}'}")
 
 

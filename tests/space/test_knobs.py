@@ -209,6 +209,12 @@ def test_a_value_that_can_not_be_fixed_is_refused_in_one_line(written, said):
     assert "\n" not in str(caught.value)
 
 
+def test_an_unknown_knob_is_refused_with_the_names_of_all_that_there_are():
+    with pytest.raises(InputError) as caught:
+        fixed_values(["x=1"])
+    assert str(caught.value).partition("there are ")[2].split(", ") == list(OPTIONS.values())
+
+
 @pytest.mark.parametrize("kind", ADAPTERS)
 def test_every_kind_of_adapter_survives_the_way_to_a_point_and_back(kind):
     config = make_config(adapter={"kind": kind}, quantization="nf4")
