@@ -103,7 +103,7 @@ def find(
             Each trial works on a copy.
         make_trainer: A function that makes such a Trainer, if it can't be pickled or is too large.
         script: The command line of a script that calls `Trainer.train`, such as ``["python", "train.py", "--bf16"]``.
-        run_dir: Where everything is kept; ``runs/<model>-<time>`` by default.
+        run_dir: Where everything is kept; ``runs/<model>-<time>-<process>`` by default.
         quiet: Report no progress. Without an observer, progress is logged (logger `autotune`, level INFO) if logging is
             set up for that, and otherwise shown on stderr if that is a terminal or a notebook.
         observer: Receives each :data:`autotune.values.problem.Event` in place of the log or stderr.
@@ -120,7 +120,7 @@ def find(
         generations: Completions of a prompt, grpo and rloo [8; 2].
         revision: Revision of a hub id.
         trust_remote_code: Run the model's own code.
-        device: Of this machine: auto, cpu, cuda or cuda:N.
+        device: Device of this machine: auto, cpu, cuda or cuda:N.
         memory: Device memory to stay within, such as 24GiB.
         data: JSONL, CSV, Parquet or text; default: synthetic.
         text_field: Column of --data that holds the text.
@@ -151,7 +151,7 @@ def find(
     Raises:
         InputError: An argument can't be used.
         MachineError: The device isn't present.
-        NothingFitsError: No configuration fits.
+        NothingFitsError, NothingPassedError: No configuration fits, or each that fits failed a check.
         InfrastructureError: Trials can't be run.
         SearchInterrupted: Ctrl-C; its `result` is the answer so far.
     """
@@ -192,11 +192,11 @@ def estimate(
         global_batch: Samples per step, or 'any' [64; CPU 8].
         revision: Revision of a hub id.
         trust_remote_code: Run the model's own code.
-        device: Of this machine: auto, cpu, cuda or cuda:N.
+        device: Device of this machine: auto, cpu, cuda or cuda:N.
         gpu: Device of `autotune gpus` [this machine's]; the command takes all.
         nodes: Machines that --devices are on [of 8 each].
-        eval_batch: Of an evaluation, which may be the peak [with --eval-samples 8].
-        eval_samples: Whose logits compute_metrics keeps on the device.
+        eval_batch: Batch of an evaluation, which then counts [with --eval-samples 8].
+        eval_samples: Samples whose logits compute_metrics keeps.
 
     Raises:
         InputError: An argument can't be used, or the device or the model can't run the configuration.

@@ -62,7 +62,7 @@ def find(
             Each trial works on a copy.
         make_trainer: A function that makes such a Trainer, if it can't be pickled or is too large.
         script: The command line of a script that calls `Trainer.train`, such as ``["python", "train.py", "--bf16"]``.
-        run_dir: Where everything is kept; ``runs/<model>-<time>`` by default.
+        run_dir: Where everything is kept; ``runs/<model>-<time>-<process>`` by default.
         quiet: Report no progress. Without an observer, progress is logged (logger `autotune`, level INFO) if logging is
             set up for that, and otherwise shown on stderr if that is a terminal or a notebook.
         observer: Receives each :data:`autotune.values.problem.Event` in place of the log or stderr.
@@ -71,7 +71,7 @@ def find(
     Raises:
         InputError: An argument can't be used.
         MachineError: The device isn't present.
-        NothingFitsError: No configuration fits.
+        NothingFitsError, NothingPassedError: No configuration fits, or each that fits failed a check.
         InfrastructureError: Trials can't be run.
         SearchInterrupted: Ctrl-C; its `result` is the answer so far.
     """
@@ -223,7 +223,7 @@ def resume(
         RunDirectoryError: `run_dir` holds no search, another process is running it, or its code isn't trusted.
         MachineError: The search was begun on another machine.
         InputError: An argument can't be used.
-        NothingFitsError, InfrastructureError, SearchInterrupted: As in :func:`find`.
+        NothingFitsError, NothingPassedError, InfrastructureError, SearchInterrupted: As in :func:`find`.
     """
     stopwatch = Stopwatch("planning", since=command_began.get())
     given = {"max_trials": max_trials, "max_time": max_time, **({} if effort is None else {"effort": effort})}

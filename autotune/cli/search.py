@@ -25,7 +25,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be trie
 @guarded
 def find(
     context: typer.Context,
-    run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<model>-<time>].")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<model>-<time>-<process>].")] = None,
     dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -44,7 +44,7 @@ def resume(
     context: typer.Context,
     run_dir: Annotated[Path, typer.Argument(help="Run directory of a search that was stopped, or is to go on.")],
     max_time: Annotated[
-        str | None, typer.Option(help="Of the whole search, what is spent included [as it was].")
+        str | None, typer.Option(help="Time of the whole search, with what is spent [as it was].")
     ] = None,
     max_trials: Annotated[int | None, typer.Option(min=1, help="Trials of the whole search [as it was].")] = None,
     effort: Annotated[str | None, typer.Option(help="quick, standard, thorough: with its limits [as it was].")] = None,
@@ -75,7 +75,7 @@ def script(
             help="With --dry-run: its exact memory on a GPU that isn't here, or all.", rich_help_panel="Where it runs"
         ),
     ] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<script>-<time>].")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Where all is kept [runs/<script>-<time>-<process>].")] = None,
     dry_run: DryRun = False,
     quiet: Quiet = False,
     verbose: Verbose = False,

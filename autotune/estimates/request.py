@@ -57,14 +57,14 @@ class EstimateOptions(WorkloadOptions):
     # 10^9 bytes/s, one way
     network_gb_s: PositiveFloat | None = option(PLACES, "GB/s of a node to others [25 a device].")
     host_memory_bytes: Bytes | None = option(
-        PLACES, "Of a node, for what is offloaded [this machine's].", alias="host_memory"
+        PLACES, "Memory of a node for what is offloaded [this machine's].", alias="host_memory"
     )
     allow: Allowance | None = option(CHANGES, "What a ranking may change, as of find [optimizer].")
     tokens: Count | None = option(MODEL, "Length of a run to cost, such as 20B or 300e9.")
     eval_batch: PositiveInt | None = option(
-        MODEL, "Of an evaluation, which may be the peak [with --eval-samples 8].", le=LARGEST_BATCH
+        MODEL, "Batch of an evaluation, which then counts [with --eval-samples 8].", le=LARGEST_BATCH
     )
-    eval_samples: PositiveInt | None = option(MODEL, "Whose logits compute_metrics keeps on the device.", le=10**9)
+    eval_samples: PositiveInt | None = option(MODEL, "Samples whose logits compute_metrics keeps.", le=10**9)
     explain: bool = option(OUTPUT, "List what is alive at the peak, by module and operator.", False)
     fix: Fixed = option(CHANGES, "KNOB=VALUE of the configuration to estimate.", ())
 

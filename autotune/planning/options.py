@@ -100,7 +100,7 @@ class WorkloadOptions(Value):
     generations: int | None = option(MODEL, "Completions of a prompt, grpo and rloo [8; 2].", ge=2, le=LARGEST_BATCH)
     revision: str | None = option(MODEL, "Revision of a hub id.")
     trust_remote_code: bool = option(MODEL, "Run the model's own code.", False)
-    device: str = option(PLACES, "Of this machine: auto, cpu, cuda or cuda:N.", "auto")
+    device: str = option(PLACES, "Device of this machine: auto, cpu, cuda or cuda:N.", "auto")
     memory_bytes: Bytes | None = option(LIMITS, "Device memory to stay within, such as 24GiB.", alias="memory")
 
 
