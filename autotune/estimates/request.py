@@ -56,9 +56,7 @@ class EstimateOptions(WorkloadOptions):
     nodes: PositiveInt | None = option(PLACES, "Machines that --devices are on [of 8 each].")
     # 10^9 bytes/s, one way
     network_gb_s: PositiveFloat | None = option(PLACES, "GB/s of a node to others [25 a device].")
-    host_memory_bytes: Bytes | None = option(
-        PLACES, "Memory of a node for what is offloaded [this machine's].", alias="host_memory"
-    )
+    host_memory_bytes: Bytes | None = option(PLACES, "Host memory of a node [this machine's].", alias="host_memory")
     allow: Allowance | None = option(CHANGES, "What a ranking may change, as of find [optimizer].")
     tokens: Count | None = option(MODEL, "Length of a run to cost, such as 20B or 300e9.")
     eval_batch: PositiveInt | None = option(

@@ -35,7 +35,7 @@ from autotune.planning.plan import SearchPlan, SearchState, too_large
 from autotune.search.candidates import SAME_FAILURES, Candidates, ProgramTracer, common_cause, proposals
 from autotune.search.earlier import EarlierSearches
 from autotune.space.knobs import changes
-from autotune.space.space import Point
+from autotune.space.space import Point, loading_of
 from autotune.storage.writer import TrialConverter
 from autotune.values.config import TrainConfig
 from autotune.values.trial import Prediction, TrialResult
@@ -266,6 +266,8 @@ class CostModelSampler(BaseSampler):
             return False
         if config in (self._plan.baseline, self._plan.against, self._earlier.winner):
             return True
+        if not self._history.results and loading_of(config) != loading_of(self.space.legal[0]):
+            return False  # no trial has shown yet whether a step waits for its data
         reason = self.space.refusal(config) or too_large(self._plan, config) or self._history.refusal(config)
         reason = reason or self._earlier.refusal(config, self._history.best())
         reason = reason or (self._candidates.refusal(config) if self._candidates is not None else None)

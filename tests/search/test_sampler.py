@@ -145,6 +145,14 @@ def test_running_trials_are_taken_to_give_what_is_predicted_and_nothing_is_learn
     assert len(sampler.state.history.results) == 0
 
 
+def test_until_a_step_is_seen_to_wait_for_data_they_are_loaded_as_by_the_baseline():
+    parameters = {name: list(p.choices) for name, p in SPACE.parameters.items() if p.choices != "lattice"}
+    space = make_space_file({**parameters, "per_device_train_batch_size": "lattice", "dataloader_num_workers": [0, 2]})
+    sampler = make_sampler(space=space)
+    assert len(sampler.space.loadings) == 2
+    assert {config.dataloader_num_workers for config in sampler.foreseen(6)} == {0}
+
+
 def test_a_whole_result_is_handed_over_and_learned_from_and_one_from_elsewhere_does_not_count_as_run():
     sampler = make_sampler()
     before = sampler.prediction(BEST)
