@@ -104,15 +104,14 @@ def state_bytes(name: str, groups: Sequence[ParameterGroup]) -> tuple[int, int]:
     """Return the bytes of an optimizer's states: those of torch's allocator, and those that are paged."""
     resident = paged = 0.0
     for group in (g for g in groups if g.trained):
-        sizes, scales = state_sizes(name, group)
-        moves = sum(sizes) if is_paged(name, group) else 0.0  # not scales: `torch.zeros` in bitsandbytes' init_state
-        paged += group.count * moves
-        resident += group.count * (sum(sizes) + sum(scales) - moves)
+        here, beyond = state_sizes(name, group)
+        resident += group.count * sum(here)
+        paged += group.count * sum(beyond)
     return int(resident), int(paged)
 
 
 def state_sizes(name: str, group: ParameterGroup) -> tuple[list[float], list[float]]:
-    """Return the bytes of each tensor that is stored for one parameter: states, and the scales of those in 8 bits."""
+    """Return the bytes of each tensor that is stored for one parameter: in torch's allocator, and paged."""
     row, kept = optimizer(name), list[float]()
     if row.projection and len(group.shape) == 2 and not group.embedding:
         narrow, wide = sorted(group.shape)
@@ -130,13 +129,12 @@ def state_sizes(name: str, group: ParameterGroup) -> tuple[list[float], list[flo
         return [*kept, *[group.element_bytes * elements] * states], []
     block = 128 if row.width == 0.5 else 256
     fits = elements % block == 0 if row.torchao else not group.embedding
+    width, scales = group.element_bytes if row.torchao else 4.0, list[float]()
     if row.width <= 1 and elements >= _MIN_8BIT_ELEMENTS and fits:
-        return [*kept, *[row.width * elements] * row.states], [4.0 * math.ceil(elements / block)] * row.states
-    return [*kept, *[(group.element_bytes if row.torchao else 4.0) * elements] * row.states], []
-
-
-def is_paged(name: str, group: ParameterGroup) -> bool:
-    return optimizer(name).paged and group.elements >= 100_000
+        width, scales = row.width, [4.0 * math.ceil(elements / block)] * row.states
+    sizes = [*kept, *[width * elements] * row.states]
+    # Scales aren't paged: `torch.zeros` in bitsandbytes' init_state.
+    return (scales, sizes) if row.paged and elements >= 100_000 else (sizes + scales, [])
 
 
 def temporary_bytes(name: str, groups: Sequence[ParameterGroup], gpu: Generation | None) -> int:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autotune.cost.family import Generation, sum_bytes, workspace_bytes
-from autotune.cost.optimizers import is_paged, loop_copies, mean_bytes, optimizer, state_sizes
+from autotune.cost.optimizers import loop_copies, mean_bytes, optimizer, state_sizes
 from autotune.cost.profile import ForwardPass, ParameterGroup, Profile, Storages
 from autotune.values.estimate import Evaluation
 
@@ -297,9 +297,7 @@ class _Run:  # a training, as the allocator sees it
 
     def _make_states(self, trained: Sequence[ParameterGroup]) -> None:
         for group in trained:
-            sizes, scales = state_sizes(self._optim, group)
-            sizes = scales if is_paged(self._optim, group) else sizes + scales
-            self._states += [self.allocator.allocate(size) for size in sizes]
+            self._states += map(self.allocator.allocate, state_sizes(self._optim, group)[0])
 
     def _loop(self, trained: Sequence[ParameterGroup]) -> None:
         before: list[Block] = []
