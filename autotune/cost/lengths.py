@@ -36,10 +36,26 @@ class Cut(NamedTuple):
 
 def in_full_length(workload: Workload, kind: TrainConfig, sizes: Vector) -> FullLength:
     """Return micro-batches of `sizes` samples, put together as `kind` says, as so many samples of full length."""
-    lengths = workload.lengths
+    lengths, multiple = workload.lengths, kind.pad_to_multiple_of
     if lengths is None:
         return FullLength(sizes, sizes, sizes)
-    found, multiple = _to_the_longest(workload, lengths, kind, sizes), kind.pad_to_multiple_of
+    # The mean of the squared lengths, which spread as the quantiles do, as a share of the greatest's.
+    drawn = _quantiles(lengths, (np.arange(1000) + 0.5) / 1000)
+    spread = lengths.mean**2 * float((drawn**2).mean() / drawn.mean() ** 2)
+    square = min(spread, lengths.mean * lengths.maximum) / lengths.maximum**2
+    if kind.is_balanced:
+        cuts = [_balanced(lengths, workload.global_batch_size or int(size), int(size)) for size in sizes]
+        padded, attended, largest = np.array(cuts).T
+        mean = sizes * padded * lengths.mean / lengths.maximum
+        found = FullLength(mean, sizes * attended * square, largest / lengths.maximum)
+    elif kind.packing or kind.train_sampling_strategy == "group_by_length":
+        mean = sizes * lengths.mean / lengths.maximum
+        # Only flash-attn keeps the samples of a row apart, SDPA masks the rest of the row's pairs.
+        masked = kind.packing and kind.attn_implementation != "flash_attention_2"
+        found = FullLength(mean, mean**2 if masked else sizes * square, sizes)
+    else:
+        longest = expected_longest(lengths, sizes) / lengths.maximum
+        found = FullLength(sizes * longest, sizes * np.where(sizes == 1, square, longest**2), sizes)
     if multiple is None:
         return found
     # A sample gets half a multiple more on average; attention's work grows with the square.
@@ -56,25 +72,6 @@ def padding_share(workload: Workload, kind: TrainConfig) -> float:
     size = np.array([kind.per_device_train_batch_size])
     run = float(in_full_length(workload, kind, size).mean[0]) * lengths.maximum
     return max(0.0, 1 - float(size[0]) * lengths.mean / run)
-
-
-def _to_the_longest(workload: Workload, lengths: LengthProfile, kind: TrainConfig, sizes: Vector) -> FullLength:
-    # The mean of the squared lengths, which spread as the quantiles do, as a share of the greatest's.
-    drawn = _quantiles(lengths, (np.arange(1000) + 0.5) / 1000)
-    spread = lengths.mean**2 * float((drawn**2).mean() / drawn.mean() ** 2)
-    square = min(spread, lengths.mean * lengths.maximum) / lengths.maximum**2
-    if kind.is_balanced:
-        cuts = [_balanced(lengths, workload.global_batch_size or int(size), int(size)) for size in sizes]
-        padded, attended, largest = np.array(cuts).T
-        mean = sizes * padded * lengths.mean / lengths.maximum
-        return FullLength(mean, sizes * attended * square, largest / lengths.maximum)
-    if kind.packing or kind.train_sampling_strategy == "group_by_length":
-        mean = sizes * lengths.mean / lengths.maximum
-        # Only flash-attn keeps the samples of a row apart, SDPA masks the rest of the row's pairs.
-        masked = kind.packing and kind.attn_implementation != "flash_attention_2"
-        return FullLength(mean, mean**2 if masked else sizes * square, sizes)
-    longest = expected_longest(lengths, sizes) / lengths.maximum
-    return FullLength(sizes * longest, sizes * np.where(sizes == 1, square, longest**2), sizes)
 
 
 def expected_longest(lengths: LengthProfile, samples: Vector) -> Vector:
