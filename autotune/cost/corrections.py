@@ -215,9 +215,7 @@ def time_spread(rates: Rates, hardware: Hardware) -> TimeSpread:
     (results/2026-11-23-amd-epyc-ranking-trials.json of benchmarks, by which it was chosen).
     """
     if hardware.is_cpu:
-        if rates.timings is not None:
-            return TimeSpread(0.25, 0.75)
-        return TimeSpread(0.7)
+        return TimeSpread(0.7) if rates.timings is None else TimeSpread(0.25, 0.75)
     gpu = gpu_of(hardware.name)
     return _GPU_SPREADS["sheet" if gpu is None else known_by(gpu.name, gpu.capability)]
 

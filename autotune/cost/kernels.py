@@ -10,6 +10,7 @@ tokens whose logits take about as much as the hidden states, and makes the gradi
 """
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -166,9 +167,7 @@ def liger_kernels(model: Any, recorder: Recorder, family: Family) -> Iterator[No
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
         recorder.note_kernel(kernel.fn.__name__, 0.0, *tensors, kind=NORMALISATION)
 
-    def forward(_input: Any, weight: Any, target: Any, **options: Any) -> Any:
-        return _linear_cross_entropy(recorder, family, _input, weight, options.get("bias"))
-
+    forward = functools.partial(_linear_cross_entropy, recorder, family)
     base = base_model(model)
     with contextlib.ExitStack() as changed:
         for name in {type(module).__module__ for module in base.modules()}:
@@ -186,10 +185,10 @@ def liger_kernels(model: Any, recorder: Recorder, family: Family) -> Iterator[No
 
 
 def _linear_cross_entropy(
-    recorder: Recorder, family: Family, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    recorder: Recorder, family: Family, _input: Any, weight: Any, target: Any, *, bias: Any = None, **_: Any
 ) -> tuple[Any, ...]:
-    """Return (loss, None, None, None, gradient of hidden, of the weight, of the bias)."""
-    (tokens, width), words = hidden.shape, len(weight)
+    """Return (loss, None, None, None, gradient of the input, of the weight, of the bias)."""
+    hidden, (tokens, width), words = _input, _input.shape, len(weight)
     # Autocast has each product cast its arguments; without it products write into what is there.
     in_place = family.autocast is None and hidden.dtype == weight.dtype
     chunk = min(tokens, 1 << (-(-tokens // -(-words // width)) - 1).bit_length())

@@ -44,8 +44,7 @@ def run_once(func: Any, args: Any, kwargs: Any) -> Any:
         if len(_RESULTS) < 100_000:
             _RESULTS[key] = _results(out, args, kwargs)
         return out
-    known = _RESULTS[key]
-    if known is None:
+    if (known := _RESULTS[key]) is None:
         return func(*args, **kwargs)
     is_single, results = known
     made = [None if r is None else _EMPTY(r[0], r[1], dtype=r[2], device="meta") for r in results]
@@ -112,18 +111,17 @@ def run_beside_numbers(func: Any, args: Any, kwargs: Any) -> Any:
     name = func._schema.name.partition("::")[2]
     if name == "masked_scatter_backward":  # (gradient, mask, sizes), not there for the meta device
         return args[0].new_empty(args[2])
-    if "index" in name:  # by the positions of a mask of the host that are true
-        args = [[i for index in arg for i in _positions(index)] if isinstance(arg, list) else arg for arg in args]
-    return run_once(func, *tree_map_only(torch.Tensor, _sizes_only, (args, kwargs)))
 
+    def positions(index: torch.Tensor | None) -> Sequence[torch.Tensor | None]:  # of a mask of the host that are true
+        is_mask = index is not None and index.dtype is torch.bool and not index.is_meta
+        return index.nonzero().unbind(1) if is_mask else [index]  # type: ignore[union-attr]
 
-def _positions(index: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
-    is_mask = index is not None and index.dtype is torch.bool and not index.is_meta
-    return index.nonzero().unbind(1) if is_mask else [index]  # type: ignore[union-attr]
+    def sizes_only(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.is_meta else _EMPTY(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
-
-def _sizes_only(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.is_meta else _EMPTY(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    if "index" in name:
+        args = [[i for index in arg for i in positions(index)] if isinstance(arg, list) else arg for arg in args]
+    return run_once(func, *tree_map_only(torch.Tensor, sizes_only, (args, kwargs)))
 
 
 def as_type(func: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -184,7 +182,15 @@ def runnable(call: str, device: torch.device) -> Callable[[], Any]:
     name, args, kwargs = json.loads(call)
     made = [_made(value, device) for value in args]
     if "." not in name and "attention" in name:  # a kernel that a trace writes down by itself: `attention`
-        return _attention(*made[:3], causal=kwargs["causal"], backward=name.endswith("backward"))
+        query, key, value = made[:3]
+        options = {"is_causal": kwargs["causal"], "enable_gqa": query.shape[1] != key.shape[1]}
+        attend = functools.partial(scaled_dot_product_attention, query, key, value, **options)
+        if not name.endswith("backward"):
+            return attend
+        inputs = [tensor.requires_grad_() for tensor in made[:3]]
+        with torch.enable_grad():
+            output = attend()
+        return functools.partial(torch.autograd.grad, output, inputs, torch.randn_like(output), retain_graph=True)
     space, packet, overload = (*name.split("."), "default")[:3]
     operator = getattr(getattr(getattr(torch.ops, space), packet), overload)
     return functools.partial(operator, *made, **{key: _made(value, device) for key, value in kwargs.items()})
@@ -217,16 +223,3 @@ def _made(value: Any, device: torch.device) -> Any:
     else:
         flat = torch.zeros(max(span, 0), dtype=dtype, device=device)
     return flat.as_strided(shape, value["s"]) if "s" in value else flat.view(shape)
-
-
-def _attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, causal: bool, backward: bool
-) -> Callable[[], Any]:
-    grouped = query.shape[1] != key.shape[1]
-    attend = functools.partial(scaled_dot_product_attention, query, key, value, is_causal=causal, enable_gqa=grouped)
-    if not backward:
-        return attend
-    inputs = [tensor.requires_grad_() for tensor in (query, key, value)]
-    with torch.enable_grad():
-        output = attend()
-    return functools.partial(torch.autograd.grad, output, inputs, torch.randn_like(output), retain_graph=True)

@@ -21,9 +21,10 @@ from autotune.cost.post_training import cached_elements, generation_of, scored
 from autotune.cost.profile import ForwardPass, ParameterGroup, Profile, layers_of
 from autotune.cost.tape import Tape
 from autotune.cost.trace import evaluation_step, make_inputs, micro_step
-from autotune.cost.traced_model import Change, Untraceable, build, weight_of
+from autotune.cost.traced_model import Change, Untraceable, build
 from autotune.errors import InputError, one_line
 from autotune.training.build import Stack, build_config, frozen_layers, shallower, stacks, without_chance
+from autotune.training.random_weights import quantized_layers
 from autotune.values.model import ModelSpec, Task
 from autotune.values.techniques import CHECKPOINTING, is_new_weight
 
@@ -200,7 +201,10 @@ class _Profiler:
 def _groups(model: Any) -> list[ParameterGroup]:
     """Return the parameters of a traced model in the order they were made."""
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
-    packed = {id(m.weight): found for m in model.modules() if (found := weight_of(m)) is not None}
+    packed = {}  # shapes before packing, and bytes an element
+    for _, layer in quantized_layers(model):
+        shape = (layer.out_features, layer.in_features)
+        packed[id(layer.weight)] = shape, layer.weight.numel() / (shape[0] * shape[1])
     groups = []
     for name, p in model.named_parameters():
         shape, width = packed.get(id(p), (tuple(p.shape), p.element_size()))

@@ -38,19 +38,18 @@ def rates_by_table(hardware: Hardware) -> Rates:
     if (whole := gpu_of(hardware.name.partition(" MIG ")[0])) is not None:
         like, share, source = whole, min(1.0, hardware.memory_bytes / whole.memory_bytes), f"its share of {whole.name}"
     else:
-        like, share = min(gpus(), key=functools.partial(_distance, hardware)), 1.0
+
+        def distance(gpu: Gpu) -> tuple[float, ...]:
+            (major, minor), (major_there, minor_there) = hardware.capability or (0, 0), gpu.capability or (-99, 0)
+            memory = abs(math.log(gpu.memory_bytes / hardware.memory_bytes))
+            return abs(major - major_there), abs(minor - minor_there), round(memory, 1), max(gpu.peak_flops.values())
+
+        like, share = min(gpus(), key=distance), 1.0
         source = f"the data sheet of {like.name}, the nearest to {hardware.name} of the table"
     rates = sheet_rates(like)
     attained = {arithmetic: share * flops for arithmetic, flops in rates.matmul_flops.items()}
     changed = {"matmul_flops": attained, "bandwidth": share * rates.bandwidth, "peak_flops": {}, "source": source}
     return rates.model_copy(update=changed)
-
-
-def _distance(hardware: Hardware, gpu: Gpu) -> tuple[float, ...]:
-    """Return how far a GPU of the table is from a device that isn't in it: the least is the nearest."""
-    (major, minor), (major_there, minor_there) = hardware.capability or (0, 0), gpu.capability or (-99, 0)
-    memory = abs(math.log(gpu.memory_bytes / hardware.memory_bytes))
-    return abs(major - major_there), abs(minor - minor_there), round(memory, 1), max(gpu.peak_flops.values())
 
 
 def sheet_rates(gpu: Gpu) -> Rates:

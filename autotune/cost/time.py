@@ -260,19 +260,19 @@ def attends(kind: int, low: str, high: str) -> bool:
     """Return whether an operator with calls at two micro-batches attends, or works on scores: (..., length, length)."""
     if kind == FUSED_ATTENTION or not low:
         return kind == FUSED_ATTENTION
+
+    def sizes(args: Any) -> list[list[int]]:
+        flat = [inner for value in args for inner in (value if isinstance(value, list) else [value])]
+        return [value["n"] for value in flat if isinstance(value, dict) and "n" in value]
+
     name, args, _ = json.loads(low)
     if "attention" in name:
         return True
-    one, two = _sizes(args), _sizes(json.loads(high)[1])
+    one, two = sizes(args), sizes(json.loads(high)[1])
     if "bmm" in name:
         (rows, width), columns = one[-2][-2:], one[-1][-1]
         return len({rows, width, columns}) < 3 and all(a[0] != b[0] for a, b in zip(one, two, strict=True))
     return "conv" not in name and any(len(n) == 4 and n[-1] == n[-2] > 1 for n in one)
-
-
-def _sizes(args: Any) -> list[list[int]]:
-    flat = [inner for value in args for inner in (value if isinstance(value, list) else [value])]
-    return [value["n"] for value in flat if isinstance(value, dict) and "n" in value]
 
 
 @functools.lru_cache(maxsize=1 << 16)  # a search asks for the calls of each family again and again

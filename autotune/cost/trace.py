@@ -192,8 +192,14 @@ def make_inputs(config: Any, shape: Shape, batch: int, *, device: str = "meta") 
     def ids(*size: int, below: int | None = None) -> torch.Tensor:
         return torch.randint(below or vocabulary, size, device=device)
 
-    if shape.task is Task.IMAGE_TEXT_TO_TEXT:
-        inputs = _images_in_texts(config, shape, batch, device)
+    if shape.task is Task.IMAGE_TEXT_TO_TEXT:  # tensors whose values a model asks for are on the host
+        shown = image_text(config, shape.images, shape.image_size)
+        tokens = torch.full((shape.length,), int(shown.token == 0))
+        tokens[shown.positions] = shown.token
+        # Of images that are stacked a model asks which are none.
+        pixels = torch.ones(shown.pixels, device="cpu" if shown.image.is_stacked else device)
+        marks = {name: torch.tensor(values) for name, values in shown.marks(shape.length).items()}
+        inputs = joined_batch([{"input_ids": tokens, "pixel_values": pixels, **marks}] * batch)
     elif shape.task.takes_text:
         mask = torch.ones((batch, shape.length), dtype=torch.long, device=device)
         inputs = {"input_ids": ids(batch, shape.length), "attention_mask": mask}
@@ -210,14 +216,3 @@ def make_inputs(config: Any, shape: Shape, batch: int, *, device: str = "meta") 
         count = labels_of(shape.length)
         return {**inputs, "labels": torch.tensor(ordinary).repeat(count)[:count].repeat(batch, 1)}
     return {**inputs, "labels": ids(batch, (shape.task.has_targets and shape.target_length) or shape.length)}
-
-
-def _images_in_texts(config: Any, shape: Shape, batch: int, device: str) -> dict[str, torch.Tensor]:
-    """Return texts with images but for the labels; tensors whose values a model asks for are on the host."""
-    shown = image_text(config, shape.images, shape.image_size)
-    ids = torch.full((shape.length,), int(shown.token == 0))
-    ids[shown.positions] = shown.token
-    # Of images that are stacked a model asks which are none.
-    pixels = torch.ones(shown.pixels, device="cpu" if shown.image.is_stacked else device)
-    marks = {name: torch.tensor(values) for name, values in shown.marks(shape.length).items()}
-    return joined_batch([{"input_ids": ids, "pixel_values": pixels, **marks}] * batch)

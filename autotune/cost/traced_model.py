@@ -168,14 +168,6 @@ def _pack(model: Any, family: Family, task: Task) -> None:
     quantizer.postprocess_model(model)
 
 
-def weight_of(layer: nn.Module) -> tuple[tuple[int, ...], float] | None:
-    """Return the shape of a traced layer's weight before it was packed and bytes an element; None of other layers."""
-    if isinstance(layer, _Traced4bit | _Traced8bit):
-        shape = (layer.out_features, layer.in_features)
-        return shape, layer.weight.numel() / (shape[0] * shape[1])
-    return None
-
-
 class _Traced4bit(Linear4bit):  # type: ignore[misc]  # bitsandbytes is untyped
     # As on the CPU and, for more than some hundred tokens, on CUDA.
     def forward(self, x: torch.Tensor) -> torch.Tensor:
