@@ -87,7 +87,7 @@ class _Evidence:
         if config is None:
             return removal
         for purpose in (Purpose.EXPLAIN, Purpose.FINAL):
-            if (reading := self._compare(best, config, purpose)) is not None:
+            if (reading := self._lead(config, purpose)) is not None:
                 if purpose is Purpose.FINAL and (lead := self._finals.speedup(best, config)) is not None:
                     reading |= dict(lead)  # its turns are compared in pairs
                 return found("in turn", **reading)
@@ -99,27 +99,23 @@ class _Evidence:
                 return found("slow" if is_slow else "fails", cause=cause, trials=(_label(trial),))
         if (why := self._plan.search_space.refusal(config)) is not None:
             return found("fails", cause=why)
-        if (reading := self._compare(best, config)) is not None:
+        if (reading := self._lead(config)) is not None:
             return found("once", **reading)
         why = next((t.cause for t in self._result.trials if t.number is None and t.config == config), None)
         cause = f"the search refused it: {why}" if why else "no two trials of the search differ in it alone"
         return found("unknown", cause=cause)
 
-    def _measured(self, purpose: Purpose | None) -> dict[TrainConfig, list[tuple[TrialResult, Measurement]]]:
-        """Return the completed trials of a purpose by configuration; None: those of the search."""
-        found: dict[TrainConfig, list[tuple[TrialResult, Measurement]]] = {}
+    def _lead(self, without: TrainConfig, purpose: Purpose | None = None) -> dict[str, Any] | None:
+        """Return the winner's throughput over that `without` a knob, as fields of a contribution.
+
+        `purpose`: of the trials that count; None: those of the search. None is returned if one of the two has none.
+        """
+        best, measured = self._result.best.config, dict[TrainConfig, list[tuple[TrialResult, Measurement]]]()
         for trial in self._finals.series() if purpose is Purpose.FINAL else self._trials:
             counts = trial.request.purpose is purpose if purpose is not None else trial.request.purpose.explores
             if trial.measurement is not None and counts:
-                found.setdefault(trial.request.config, []).append((trial, trial.measurement))
-        return found
-
-    def _compare(
-        self, ours: TrainConfig, without: TrainConfig, purpose: Purpose | None = None
-    ) -> dict[str, Any] | None:
-        """Return, as fields of a contribution, the throughput of one over the other's; None: one wasn't measured."""
-        measured = self._measured(purpose)
-        if ours not in measured or without not in measured:
+                measured.setdefault(trial.request.config, []).append((trial, trial.measurement))
+        if best not in measured or without not in measured:
             return None
         times = {}  # seconds per sample of each measured step, a list per trial; a run's start is spread over it
         for config, trials in measured.items():
@@ -127,8 +123,8 @@ class _Evidence:
             start_s = max(self._result.objective.start_s_per_sample(m) for _, m in trials)
             times[config] = [[t / samples + start_s for t in m.step_times_s] for _, m in trials]
         # Trials of the search ran in no rounds: each was chosen and measured by itself.
-        spread = [t for c, t in times.items() if c not in (ours, without)] if purpose is not None else []
+        spread = [t for c, t in times.items() if c not in (best, without)] if purpose is not None else []
         rate = 1 / statistics.fmean(t for trial in times[without] for t in trial)
-        labels = tuple(_label(trial) for trial, _ in (*measured[ours], *measured[without]))
-        lead = ratio_of_means(times[without], times[ours], spread)
+        labels = tuple(_label(trial) for trial, _ in (*measured[best], *measured[without]))
+        lead = ratio_of_means(times[without], times[best], spread)
         return {**dict(lead), "trials": labels, "samples_per_second": rate}
