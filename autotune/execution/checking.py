@@ -90,7 +90,12 @@ def findings(
         saver = trainer.pop_callback(CheckpointSaver)
         host_values.check()
         found: dict[str, Any] = {"eval_batch_size": None, "not_evaluated": reading.not_evaluated}
-        memory, parts = _peak(guard, recorder)
+
+        def peak() -> tuple[Memory, PeakParts | None]:
+            parts = None if recorder is None else recorder.parts()
+            return guard.peak() if parts is None else worst_memory(list(parts.phases.values())), parts
+
+        memory, parts = peak()
         if reading.longest is not None:
             try:
                 with host_values.reading("copies"):  # predictions, for metrics
@@ -103,16 +108,11 @@ def findings(
             else:
                 if recorder is not None:
                     recorder.phase_ended("evaluating")
-                memory, parts = _peak(guard, recorder)
-        peak = memory.peak_bytes if memory.is_known else None
-        soaked = Soaked(**found, checkpoint_bytes=saver.bytes, not_saved=saver.not_saved, peak_bytes=peak)
+                memory, parts = peak()
+        found["peak_bytes"] = memory.peak_bytes if memory.is_known else None
+        soaked = Soaked(**found, checkpoint_bytes=saver.bytes, not_saved=saver.not_saved)
         return {"soaked": soaked, "memory": memory, "parts": parts}
     return {}
-
-
-def _peak(guard: MemoryGuard, recorder: PeakRecorder | None) -> tuple[Memory, PeakParts | None]:
-    parts = None if recorder is None else recorder.parts()
-    return guard.peak() if parts is None else worst_memory(list(parts.phases.values())), parts
 
 
 class CheckpointSaver(TrainerCallback):  # type: ignore[misc]  # transformers is untyped

@@ -53,26 +53,24 @@ def run_describe(directory: Path) -> None:
     """Answer the request in `directory`; data and pickled code of trials are in the directory `data` beside it."""
     requests: TypeAdapter[Inquiry] = TypeAdapter(Inquiry)
     request = requests.validate_json((directory / "request.json").read_bytes())
+    workload, data = request.workload, directory.parent / "data"
     environment.meet("cuda" if torch.cuda.is_available() else "cpu", timeout_s=DESCRIBE_LIMIT_S)  # ranks of a loop
+    answer: Description | Refusal
     try:
-        answer: Description | Refusal = _described(request, directory, directory.parent / "data")
+        if isinstance(request, ExamineRequest):
+            facts, notes = reported_split(request.facts, split_of_loop(request, data / STEP_FILE), None)
+            answer = Description(facts=facts, notes=notes)
+        elif workload.own_code is not None:
+            answer = _described_code(workload.own_code, directory, data)
+        else:
+            check_arguments(request.arguments, request.source)
+            facts = describe(workload.model, workload.task, workload.recipe)
+            lengths, notes = (prepare if workload.recipe is None else checked_data)(workload, data)
+            answer = Description(facts=facts, lengths=lengths, notes=notes)
         environment.gathered(None)  # one that refuses ends at once, and the others with it
     except AutotuneError as error:
         answer = Refusal(error=type(error).__name__, message=str(error))
     write_value(answer, directory / "description.json")
-
-
-def _described(request: Inquiry, directory: Path, data: Path) -> Description:
-    workload, recipe = request.workload, request.workload.recipe
-    if isinstance(request, ExamineRequest):
-        facts, notes = reported_split(request.facts, split_of_loop(request, data / STEP_FILE), None)
-        return Description(facts=facts, notes=notes)
-    if workload.own_code is not None:
-        return _described_code(workload.own_code, directory, data)
-    check_arguments(request.arguments, request.source)
-    facts = describe(workload.model, workload.task, recipe)
-    lengths, notes = (prepare if recipe is None else checked_data)(workload, data)
-    return Description(facts=facts, lengths=lengths, notes=notes)
 
 
 def _described_code(code: OwnCode, directory: Path, data: Path) -> Description:

@@ -49,7 +49,6 @@ class StepProfile:
 
 
 def of_gpu(events: Iterable[Any]) -> StepParts:
-    """Return the seconds of a profile's kernels by kind."""
     seen = [event for event in events if event.device_type == DeviceType.CUDA]
     steps = [e.time_range for e in seen if e.is_user_annotation and e.name.startswith(_OPTIMIZER)]
     parts, spans = defaultdict[StepPart, float](float), defaultdict[bool, list[tuple[float, float]]](list)
@@ -69,7 +68,6 @@ def of_gpu(events: Iterable[Any]) -> StepParts:
 
 
 def of_cpu(events: Iterable[Any]) -> StepParts:
-    """Return the seconds of a profile's operators by kind."""
     parts = defaultdict[StepPart, float](float)
     for event in events:
         within = event
@@ -81,7 +79,6 @@ def of_cpu(events: Iterable[Any]) -> StepParts:
 
 
 def kind_of(name: str) -> StepPart:
-    """Return what a kernel or operator does, by its name."""
     return next((kind for kind, names in _KINDS if names.search(name)), "element-wise")
 
 
