@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from types import MethodType
+from types import MethodType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -27,7 +27,6 @@ from autotune.cost.profile import ELEMENTWISE, NORMALISATION
 from autotune.cost.tape import Recorder, Tape
 from autotune.cost.trace import make_inputs
 from autotune.training.loss import base_model, normalize_loss
-from autotune.values.techniques import CHECKPOINTING
 
 _PRIME = 13  # divides no usual width, length or vocabulary
 
@@ -53,7 +52,12 @@ def compiled_step(model: Any, family: Family, shape: Shape, samples: Sequence[in
         # The Trainer's count of a step's labels.
         inputs |= {"num_items_in_batch": torch.ones((), dtype=torch.long, device="cuda")}
         normalize_loss(model)
-        _set_checkpointing(model, family)
+        base, every = base_model(model), family.checkpointed_every
+        if family.checkpointing != "none":
+            options = {"every_n_layers": every} if every > 1 else {}
+            base.gradient_checkpointing_enable({"use_reentrant": False}, **options)
+        elif base.supports_gradient_checkpointing:
+            base.gradient_checkpointing_disable()
         if family.autocast is not None:  # as `Accelerator.prepare_model` has it run
             cast = torch.autocast("cuda", getattr(torch, family.autocast))(model.forward.__func__)
             model.forward = MethodType(convert_outputs_to_fp32(cast), model)
@@ -97,8 +101,12 @@ class _ProgramRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     def tape(self, outputs_bytes: float = 0.0) -> Tape:
         tape = super().tape(outputs_bytes)
-        calls = ["" if call.startswith('["triton_') else _numbers(call, self.scaled) for call in tape.calls]
-        return replace(tape, flops=np.array([self.scaled(count) for count in tape.flops.tolist()]), calls=tuple(calls))
+
+        def scaled(number: re.Match[str]) -> str:
+            return str(int(self.scaled(int(number[0]))))
+
+        calls = tuple("" if c.startswith('["triton_') else re.sub(r"\d+", scaled, c) for c in tape.calls)
+        return replace(tape, flops=np.array([self.scaled(count) for count in tape.flops.tolist()]), calls=calls)
 
 
 @graphsafe_run_with_rng_state.py_impl(_ProgramRecorder)  # type: ignore[untyped-decorator]
@@ -108,23 +116,6 @@ def _with_random_state(recorder: _ProgramRecorder, func: Any, *args: Any, rng_st
         return func(*args, **kwargs)
 
 
-def _numbers(call: str, change: Any) -> str:
-    return re.sub(r"\d+", lambda found: str(int(change(int(found[0])))), call)
-
-
-class _Kernel:
-    """One of inductor's fused kernels, whose launches are written down."""
-
-    def __init__(self, name: str, recorders: list[_ProgramRecorder]) -> None:
-        self._name, self._recorders = re.sub(r"_\d+$", "", name), recorders
-        self._kind = ELEMENTWISE if name.startswith("triton_poi") else NORMALISATION
-
-    def run(self, *args: Any, **_: Any) -> None:
-        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        for recorder in self._recorders:
-            recorder.note_kernel(self._name, 0.0, *tensors, kind=self._kind)
-
-
 @contextlib.contextmanager
 def _programs_alone(recorders: list[_ProgramRecorder]) -> Iterator[None]:
     """Have inductor write its programs, and neither compile their kernels nor keep anything."""
@@ -132,8 +123,16 @@ def _programs_alone(recorders: list[_ProgramRecorder]) -> Iterator[None]:
     from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile
 
-    def kernel(_: Any, name: str, *__: Any, **___: Any) -> _Kernel:
-        return _Kernel(name, recorders)
+    def kernel(_: Any, name: str, *__: Any, **___: Any) -> SimpleNamespace:
+        """Return one of inductor's fused kernels, whose launches are written down."""
+        kind = ELEMENTWISE if name.startswith("triton_poi") else NORMALISATION
+
+        def run(*args: Any, **_: Any) -> None:
+            tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+            for recorder in recorders:
+                recorder.note_kernel(re.sub(r"_\d+$", "", name), 0.0, *tensors, kind=kind)
+
+        return SimpleNamespace(run=run)
 
     def made(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
@@ -141,16 +140,12 @@ def _programs_alone(recorders: list[_ProgramRecorder]) -> Iterator[None]:
     def seen_as(tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
         return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
 
-    replacements: tuple[tuple[Any, str, Any], ...] = (
-        (AsyncCompile, "triton", kernel),
-        (AsyncCompile, "wait", lambda *_: None),
-        (guards, "_empty_strided_cuda", made),  # in C++ they pass fake tensors by
-        (guards, "_reinterpret_tensor", seen_as),
-    )
-    with contextlib.ExitStack() as changed:
-        changed.enter_context(config.patch(force_disable_caches=True))
-        for owner, name, replacement in replacements:
-            changed.enter_context(mock.patch.object(owner, name, replacement))
+    with (
+        config.patch(force_disable_caches=True),
+        mock.patch.multiple(AsyncCompile, triton=kernel, wait=lambda *_: None),
+        # In C++ they pass fake tensors by.
+        mock.patch.multiple(guards, _empty_strided_cuda=made, _reinterpret_tensor=seen_as),
+    ):
         yield
 
 
@@ -167,13 +162,3 @@ def _on_device(model: Any) -> list[torch.Tensor]:
                 if tensor is not None:
                     own[name] = moved[id(tensor)]
     return list(moved.values())
-
-
-def _set_checkpointing(model: Any, family: Family) -> None:
-    base = base_model(model)
-    if family.checkpointing == "none":
-        if base.supports_gradient_checkpointing:
-            base.gradient_checkpointing_disable()
-        return
-    every = CHECKPOINTING[family.checkpointing].every
-    base.gradient_checkpointing_enable({"use_reentrant": False}, **({"every_n_layers": every} if every > 1 else {}))
