@@ -77,7 +77,6 @@ class Predictions:
 
     @property
     def least_bytes(self) -> Vector:
-        """Lower bound of `needed_bytes`."""
         return np.maximum(self.needed_bytes - Z * self.needed_deviation, self.surely_bytes)
 
     def chance_to_fit(self, budget_bytes: float) -> Vector:
@@ -312,9 +311,9 @@ class CostModel:
         # Another seed is the same work: its measurement takes the place of the earlier one.
         key = f"{config.config_id}-{self.workload.model_copy(update={'seed': 0}).digest()}"
         beyond = communicators_bytes(self.hardware, config.parallelism)
+        parts, unused = self._footprint(config, profile).peak(None)
         if measured is None:
             assert isinstance(failure, Failure)
-            parts, unused = self._footprint(config, profile).peak(None)
             # Without warning a bit more than the budget was needed, or as much as was seen of a process beyond it.
             needed = 1.01 * result.request.limits.memory_bytes
             if failure.memory is not None and failure.memory.is_known:
@@ -329,7 +328,6 @@ class CostModel:
             return Observation(key=key, memory_features=features, memory=seen, time_features={}, log_time=None)
         took, features, ratios = measured.memory, dict[str, float](), dict[str, float]()
         if took.is_known:
-            parts, unused = self._footprint(config, profile).peak(None)
             features = memory_features(parts, unused, compiled=roughness(config, profile))
             reserved = parts.allocated + unused
             ratios["device"] = (took.peak_bytes - (parts.paged + beyond)) / reserved
