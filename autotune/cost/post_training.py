@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from autotune.cost.family import Shape
-from autotune.cost.profile import NORMALISATION, REFERENCE, Generation, Line, Profile, Storages, Work
+from autotune.cost.profile import NORMALISATION, REFERENCE, Completions, Line, Profile, Storages, Work
 from autotune.cost.tape import Recorder
 from autotune.training.loss import base_model
 from autotune.values.workload import RecipeKind
@@ -158,12 +158,12 @@ def scored(profile: Profile, kind: RecipeKind, work: tuple[Work, ...], needed: L
     return profile.model_copy(update=found)
 
 
-def generation_of(
+def completions_of(
     config: Any, shape: Shape, profile: Profile, work: tuple[Work, ...], storages: Storages
-) -> Generation:
+) -> Completions:
     """Return how completions are generated, by work and storages of a pass without gradients over whole samples."""
     text = config.get_text_config()
-    return Generation(
+    return Completions(
         prompt=shape.length - shape.completion,
         completion=shape.completion,
         length=shape.length,

@@ -146,7 +146,7 @@ class ForwardPass(Value):
     inputs_bytes: float = Field(default=0.0, description="of a sample; 0 on a CPU")
 
 
-class Generation(Value):
+class Completions(Value):
     """How completions of prompts are generated: one forward pass over the prompts, then one for each token."""
 
     prompt: int = Field(description="tokens")
@@ -179,7 +179,7 @@ class Profile(Value):
     layers: int = Field(default=1, description="how many there are")
     unlike: float = Field(default=0.0, description="share of operators in which layers differ")
     evaluation: ForwardPass | None = Field(default=None, description="None: it was not traced")
-    generation: Generation | None = Field(default=None, description="of a recipe; None: nothing is generated")
+    generation: Completions | None = Field(default=None, description="of a recipe; None: nothing is generated")
     inputs_bytes: float = Field(default=0.0, description="of a sample's inputs on a CUDA device; 0 on a CPU")
     hidden_bytes: float = Field(default=0.0, description="of a sample's hidden states between layers; 0: not known")
     keys_bytes: float = Field(default=0.0, description="a sample's keys and values in a layer, which a ring passes on")

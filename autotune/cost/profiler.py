@@ -17,7 +17,7 @@ import torch
 from autotune.cost import full_depth
 from autotune.cost.family import Family, Shape
 from autotune.cost.own_training import OwnTraining
-from autotune.cost.post_training import cached_elements, generation_of, scored
+from autotune.cost.post_training import cached_elements, completions_of, scored
 from autotune.cost.profile import ForwardPass, ParameterGroup, Profile, layers_of
 from autotune.cost.tape import Tape
 from autotune.cost.trace import evaluation_step, make_inputs, micro_step
@@ -153,7 +153,9 @@ class _Profiler:
             forward = ForwardPass(storages=storages, outputs_bytes=outputs, inputs_bytes=traced.inputs_bytes)
             return traced.model_copy(update={"evaluation": forward})
         if kind.generates:
-            traced = traced.model_copy(update={"generation": generation_of(config, self.shape, traced, work, storages)})
+            traced = traced.model_copy(
+                update={"generation": completions_of(config, self.shape, traced, work, storages)}
+            )
         return scored(traced, kind, work, needed, storages)
 
     def _traced(self, config: Any, depth: dict[str, int]) -> Shallow:

@@ -4,13 +4,13 @@ import pytest
 from factories import GIB
 from profiles import make_group, make_profile
 
-from autotune.cost.profile import REFERENCE, Generation
+from autotune.cost.profile import REFERENCE, Completions
 from autotune.estimates.vllm import vllm_note
 from autotune.values.estimate import MemoryBreakdown, Phase
 from autotune.values.trial import Interval
 
 SURE = Interval(low=1.0, high=1.0)
-GENERATION = Generation(
+GENERATION = Completions(
     prompt=256, completion=256, length=256, work=(), storages=make_profile().storages, cache_bytes=1 << 20,
     caches=((4, 1 << 20),), weights_bytes=0, words=10,
 )  # fmt: skip
@@ -26,7 +26,7 @@ MEMORY = MemoryBreakdown(
 )  # fmt: skip
 
 
-def told(device_gib: float, *, completions: int = 8, generation: Generation | None = GENERATION) -> str | None:
+def told(device_gib: float, *, completions: int = 8, generation: Completions | None = GENERATION) -> str | None:
     """4 GiB of weights and states, 10 GiB where training peaks, 20 GiB in transformers' generation; 2 GiB for vLLM."""
     profile = make_profile(parameters=(make_group(1 << 15, 1 << 15),)).model_copy(update={"generation": generation})
     return vllm_note(MEMORY, profile, int(device_gib * GIB), completions)
