@@ -121,29 +121,24 @@ class TrialConverter:
         return TrialResult(request=request, outcome=outcome, duration_s=0.0)
 
 
-def described(plan: SearchPlan, directory: RunDirectory) -> RecordedSearch:
-    """Return a search as it is recorded, without trials and answer."""
-    workload = plan.workload
-    target = f"target {workload.target_length}" if workload.target_length is not None else ""
-    batch = "any batch" if workload.global_batch_size is None else f"batch {workload.global_batch_size}"
-    data = "real data" if workload.dataset is not None else ""
-    return RecordedSearch(
-        id=plan.search_id,
-        key=key_of(plan),
-        model=workload.model.name,
-        shape=", ".join(filter(None, (str(workload.task), workload.shown_length, target, batch, data))),
-        device=plan.hardware.name,
-        started=plan.started,
-        run_directory=str(directory.path.absolute()),
-    )
-
-
 class RecordWriter:
     """Observes a search: writes its trials, an earlier run's first, to study and record, and passes events on."""
 
     def __init__(self, record: Record | None, plan: SearchPlan, directory: RunDirectory, observer: Observer) -> None:
-        self._directory, self._observer = directory, observer
-        self._converter, self._search = TrialConverter(plan), described(plan, directory)
+        self._directory, self._observer, self._converter = directory, observer, TrialConverter(plan)
+        workload = plan.workload
+        target = f"target {workload.target_length}" if workload.target_length is not None else ""
+        batch = "any batch" if workload.global_batch_size is None else f"batch {workload.global_batch_size}"
+        data = "real data" if workload.dataset is not None else ""
+        self._search = RecordedSearch(  # trials and answer come later
+            id=plan.search_id,
+            key=key_of(plan),
+            model=workload.model.name,
+            shape=", ".join(filter(None, (str(workload.task), workload.shown_length, target, batch, data))),
+            device=plan.hardware.name,
+            started=plan.started,
+            run_directory=str(directory.path.absolute()),
+        )
         stores = {"the study": Record(directory.path / STUDY_FILE), "the lasting record": record}
         self._stores = {name: store for name, store in stores.items() if store is not None}
         self._trials: dict[str, list[FrozenTrial]] = {name: [] for name in self._stores}
