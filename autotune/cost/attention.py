@@ -83,7 +83,7 @@ def attention(recorder: Recorder, call: AttentionCall, generation: Generation | 
         mask = torch.zeros_like(mask, dtype=call.query.dtype)
         call = call._replace(attn_mask=mask)
     if generation is None:
-        return _fused(Kernel("fused", recorder), *call[:4], call.is_causal)
+        return FusedAttention.apply(*call[:4], call.is_causal, Kernel("fused", recorder))  # type: ignore[no-untyped-call]
     kernel = chosen(call, generation)
     if context_parallel > 1 and kernel != "flash":
         raise NotImplementedError("context parallel: torch's ring around this kernel isn't known")
@@ -96,11 +96,8 @@ def attention(recorder: Recorder, call: AttentionCall, generation: Generation | 
             last = mask.shape[-1]
             mask = pad(mask, (0, 8 - last % 8))[..., :last]
         mask = mask.expand(*call.query.shape[:3], call.key.shape[2])
-    return _fused(Kernel("efficient", recorder, generation), *call[:3], mask, call.is_causal)
-
-
-def _fused(kernel: "Kernel", *given: Any) -> Any:
-    return FusedAttention.apply(*given, kernel)  # type: ignore[no-untyped-call]
+    efficient = Kernel("efficient", recorder, generation)
+    return FusedAttention.apply(*call[:3], mask, call.is_causal, efficient)  # type: ignore[no-untyped-call]
 
 
 def flash(recorder: Recorder, query: Any, key: Any, value: Any, *, causal: bool, context_parallel: int = 1) -> Any:
@@ -110,7 +107,7 @@ def flash(recorder: Recorder, query: Any, key: Any, value: Any, *, causal: bool,
         query, key, value = (pad(t, (0, -width % 8)) for t in (query, key, value))
     if context_parallel > 1:
         return RingAttention.apply(query, key, value, kernel, context_parallel)[..., :width]  # type: ignore[no-untyped-call]
-    return _fused(kernel, query, key, value, None, causal)[..., :width]
+    return FusedAttention.apply(query, key, value, None, causal, kernel)[..., :width]  # type: ignore[no-untyped-call]
 
 
 def _math(call: AttentionCall) -> torch.Tensor:
@@ -170,7 +167,6 @@ class Kernel(NamedTuple):
     def backward(
         self, grad_out: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any, *, is_causal: bool
     ) -> list[torch.Tensor]:
-        """Return the gradients of query, key and value."""
         batch, heads, length, width = query.shape
         is_flash, is_efficient = self.name == "flash", self.name == "efficient"
         if is_flash or is_efficient:
