@@ -214,11 +214,8 @@ def run_named_model(trial: Trial) -> Outcome:
         if isinstance(outcome, Failure):
             return outcome
         return outcome.model_copy(update={"effects": {**outcome.effects, "recipe": count.checked()}})
-
-    def longest(samples: int) -> Any:
-        return data_of(trial, model_config, samples, longest_first=samples)[0]
-
-    return trained(trial, probe, trainer, trainer.train, Reading(longest))
+    reading = Reading(lambda samples: data_of(trial, model_config, samples, longest_first=samples)[0])
+    return trained(trial, probe, trainer, trainer.train, reading)
 
 
 def _trainer_of(trial: Trial, mapping: TrainingPlan, probe: EffectsProbe) -> Any:
