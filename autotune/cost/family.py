@@ -17,6 +17,7 @@ from autotune.values.workload import RECIPES, RecipeKind, RecipeName, Workload
 # 12.0, whose blocks have less shared memory; 9.0 and 10.0.
 Generation = Literal["turing", "ampere", "small_ampere", "hopper"]
 
+Device = Literal["cpu", "cuda"]
 Half = Literal["bfloat16", "float16"]
 Dtype = Literal["float32"] | Half
 
@@ -24,7 +25,7 @@ Dtype = Literal["float32"] | Half
 class Family(Value):
     """Configurations whose micro-steps run the same operators: all but micro-batch, accumulation and optimizer."""
 
-    device: Literal["cpu", "cuda"]
+    device: Device
     dtype: Dtype = Field(description="of the weights")
     autocast: Half | None = None
     float8: bool = Field(default=False, description="most linear layers multiply in fp8")

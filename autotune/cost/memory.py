@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from autotune.cost.family import workspace_bytes
 from autotune.cost.optimizers import optimizer, state_sizes
-from autotune.cost.profile import REFERENCE, Profile, Storages, Vector, total_bytes
+from autotune.cost.profile import LAYER_NUMBER, REFERENCE, Profile, Storages, Vector, total_bytes
 from autotune.cost.reserve import Held, held_bytes
 from autotune.cost.sharding import NCCL_BYTES, WAYS, Share, Spread, buckets_of, share_of
 from autotune.values.config import Parallelism, Precision, TrainConfig
@@ -209,7 +209,6 @@ def states_bytes(parameters: int, config: TrainConfig, *, frozen: int = 0) -> fl
     return total / (spread.tensor_parallel if spread.sharding == "none" else spread.world_size)
 
 
-_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 _WRAPPERS = re.compile(r"^(base_model\.model\.)|(\.base_layer|\.default)(?=\.|$)")
 
 
@@ -312,7 +311,7 @@ class Footprint:
         for tensor in self._tensors(peak.phase):
             sums[tensor.kind] += tensor.nbytes
             if totals[tensor.kind] and tensor.nbytes:  # layers alike together, as the model names them
-                module = _NUMBER.sub(".*", _WRAPPERS.sub("", tensor.module))
+                module = LAYER_NUMBER.sub(".*", _WRAPPERS.sub("", tensor.module))
                 groups[tensor.kind, module, tensor.operator].append(tensor)
         rows = []
         rest = {kind: total for kind, total in totals.items() if total > 0}

@@ -40,6 +40,7 @@ Vector = NDArray[np.float64]
 _MASKING = ("bitwise_and", "zeros_like", "constant_pad_nd")
 
 _LAYER = re.compile(r"^(.*?\.\d+)\.")
+LAYER_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
 class ParameterGroup(Value):

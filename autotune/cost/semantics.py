@@ -8,7 +8,7 @@ as for a batch without padding whose tokens are shared out evenly between the ex
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 from unittest import mock
 
 import torch
@@ -17,11 +17,9 @@ from torch.utils._pytree import tree_map_only
 
 from autotune.cost import meta
 from autotune.cost.attention import AttentionCall, attention
-from autotune.cost.family import Generation
+from autotune.cost.family import Device, Generation
 from autotune.cost.kernels import CtcLoss, GroupedMatmul, UpcastSoftmax
 from autotune.cost.tape import Recorder
-
-Device = Literal["cpu", "cuda"]
 
 _CONTRACTIONS = frozenset(
     {

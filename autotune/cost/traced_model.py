@@ -12,9 +12,8 @@ device. Their products are written out in operators (`bitsandbytes/autograd/_fun
 LLM.int8(), which random inputs hardly have.
 """
 
-import re
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from accelerate.utils.ao import filter_linear_layers, find_first_last_linear_layers
@@ -22,7 +21,8 @@ from bitsandbytes import functional
 from bitsandbytes.nn import Linear4bit, Linear8bitLt, Params4bit
 from torch import nn
 
-from autotune.cost.family import Family, Shape
+from autotune.cost.family import Device, Family, Shape
+from autotune.cost.profile import LAYER_NUMBER
 from autotune.errors import InputError, one_line
 from autotune.training.adapters import adapter_arguments, multiply_in_float8, put_on, quantization_arguments
 from autotune.training.arguments import routing_fields
@@ -31,8 +31,6 @@ from autotune.training.loss import chunk_loss
 from autotune.training.random_weights import quantized_layers, replace_layers
 from autotune.values.config import Precision
 from autotune.values.model import ModelSpec, Task
-
-_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 Change = Callable[[Any], Any]
 
@@ -93,10 +91,10 @@ def keep_part(model: Any, degree: int) -> None:
     gather: Any = _Gather.apply
     kept: dict[int, nn.Parameter] = {}  # by the whole parameter: what is tied stays so
     for name, module in model.named_modules():
-        style = plan.get(_NUMBER.sub(".*", name), "")
+        style = plan.get(LAYER_NUMBER.sub(".*", name), "")
         for own, whole in module.named_parameters(recurse=False):
             if id(whole) not in kept:
-                split = _dimension(plan.get(_NUMBER.sub(".*", f"{name}.{own}"), style), own, whole.ndim)
+                split = _dimension(plan.get(LAYER_NUMBER.sub(".*", f"{name}.{own}"), style), own, whole.ndim)
                 kept[id(whole)] = whole
                 if split is not None:
                     part = whole.detach().chunk(degree, split)[0].clone(memory_format=torch.contiguous_format)
@@ -206,7 +204,7 @@ def _unpacked_4bit(layer: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 class _Traced8bit(Linear8bitLt):  # type: ignore[misc]  # bitsandbytes is untyped
-    traced_device: Literal["cpu", "cuda"]
+    traced_device: Device
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
