@@ -183,17 +183,14 @@ def _preload(device: str) -> bool:
     # The Trainer forces collections, which in each trial would go through the libraries' objects and copy pages: 0.5 s.
     gc.collect()
     gc.freeze()
-    return device == "cpu" or (not torch.cuda.is_initialized() and _survives_fork(device))  # type: ignore[no-untyped-call]
+    if device == "cpu" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return device == "cpu"
 
-
-def _survives_fork(device: str) -> bool:
-    def use() -> None:
-        import torch
-
+    def use_device() -> None:
         torch.ones(1, device=device)
         cuda_used_bytes(device)
 
-    child = get_context("fork").Process(target=use)
+    child = get_context("fork").Process(target=use_device)
     child.start()
     child.join(120.0)
     child.kill()
