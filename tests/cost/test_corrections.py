@@ -193,7 +193,7 @@ def test_noise_is_learned_from_neighbours_that_disagree():
     generator = np.random.default_rng(0)
     quiet, loud = (
         process(*((features(s), noise * float(generator.normal())) for s in [1, 2, 4, 8, 16] * 4))
-        for noise in (0.01, 0.2)
+        for noise in (0.01, 0.3)
     )
     assert quiet.noise < 0.05 < 0.1 < loud.noise
 
