@@ -16,7 +16,7 @@ from autotune.output.progress import observing
 from autotune.planning.options import SearchOptions, options_of, takes_options
 from autotune.planning.plan import SearchPlan, changed_files, differences, reopened, with_earlier, with_files
 from autotune.planning.planner import Subject, start_of
-from autotune.planning.user_code import Knobs, UserLoop, UserTrainer
+from autotune.planning.user_code import Knobs, UserLoop, UserTrainer, own_knobs
 from autotune.search.cost_model import check_fits, cost_model
 from autotune.search.run import Backend, Preview, backend_of, check_fleet, conduct, wanted_file, with_network
 from autotune.search.run import preview as previewed
@@ -29,6 +29,7 @@ from autotune.values.budget import Effort
 from autotune.values.problem import Note, Observer, Phase, PhaseBegan
 from autotune.values.time_spent import Stopwatch, command_began
 from autotune.values.trial import Description, Inquiry
+from autotune.values.workload import OwnKnobs
 
 
 @explaining_files()
@@ -76,7 +77,7 @@ def find(
         SearchInterrupted: Ctrl-C; its `result` is the answer so far.
     """
     stopwatch = Stopwatch("planning", since=command_began.get())
-    asked = _options(model or "", options)
+    asked = _options(model or "", options, own_knobs(knobs))
     with model_on_cpu(trainer), observing(observer, quiet=quiet) as heard:
         subject = subject_of(asked, knobs, trainer=trainer, make_trainer=make_trainer, script=script, step=step)
         directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(subject.name))
@@ -116,8 +117,8 @@ def preview(
             folder.rmdir()
 
 
-def _options(model: str, given: Mapping[str, Any]) -> SearchOptions:
-    options = options_of(SearchOptions, {**given, "model": model, "output": wanted_file(given.get("output"))})
+def _options(model: str, given: Mapping[str, Any], own: OwnKnobs | None = None) -> SearchOptions:
+    options = options_of(SearchOptions, {**given, "model": model, "output": wanted_file(given.get("output"))}, own)
     for name in ("data", "baseline", "space"):
         read, written = getattr(options, name), options.output
         if read is not None and written is not None and Path(read).resolve() == Path(written).resolve():

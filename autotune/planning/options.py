@@ -13,17 +13,17 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
-from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, ValidationInfo
 from pydantic.fields import FieldInfo
 
 from autotune.errors import InputError, first_complaint
-from autotune.space.knobs import fixed_words, knob_named
+from autotune.space.knobs import as_text, fixed_words, knob_named
 from autotune.units import parse_count, parse_memory, parse_time_s
 from autotune.value import Value
 from autotune.values.budget import Effort
 from autotune.values.config import LARGEST_BATCH, LARGEST_SEED, Allowance
 from autotune.values.problem import Engine, Fleet
-from autotune.values.workload import LONGEST_SAMPLE, RecipeName
+from autotune.values.workload import LONGEST_SAMPLE, OwnKnobs, RecipeName
 
 AnyOptions = TypeVar("AnyOptions", bound="WorkloadOptions")
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -52,23 +52,25 @@ def _names(value: object) -> object:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def _knobs(value: object) -> object:
+def _knobs(value: object, info: ValidationInfo) -> object:
     names = _names(value)
     if names == () and value:
         raise ValueError("expected names of knobs, as in --only micro-batch,optim")
-    return tuple(dict.fromkeys(knob_named(n, "--only").option for n in names)) if isinstance(names, tuple) else names
+    if not isinstance(names, tuple):
+        return names
+    return tuple(dict.fromkeys(knob_named(name, "--only", info.context or ()).option for name in names))
 
 
-def _fixed(value: object) -> object:
+def _fixed(value: object, info: ValidationInfo) -> object:
     """Return words 'KNOB=VALUE', by the knobs' options, from text, a list, or values by knob."""
     if isinstance(value, Mapping):
-        value = [f"{name}={'none' if held is None else held}" for name, held in value.items()]
+        value = [f"{name}={as_text(held)}" for name, held in value.items()]
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list | tuple):
         return value
     # The comma before the next KNOB=VALUE; a value may have commas.
     words = (word.strip() for part in listed for word in re.split(r",(?=[^,=]*=)", str(part)))
-    return fixed_words([word for word in words if word])
+    return fixed_words([word for word in words if word], info.context or {})
 
 
 Name = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
@@ -149,10 +151,13 @@ class SearchOptions(WorkloadOptions):
         return Fleet(engine=engine, devices=devices, nodes=self.nodes or 1, **given)
 
 
-def options_of(kind: type[AnyOptions], given: Mapping[str, Any]) -> AnyOptions:
-    """Return options with the values `given`, by the user's names; an InputError names one that is impossible."""
+def options_of(kind: type[AnyOptions], given: Mapping[str, Any], own: OwnKnobs | None = None) -> AnyOptions:
+    """Return options with the values `given`, by the user's names; an InputError names one that is impossible.
+
+    `own`: knobs that a loop declares, which `--fix` and `--only` may name.
+    """
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(given, context=own)
     except ValidationError as error:
         first = error.errors()[0]
         option, given_as = str(first["loc"][0]).replace("_", "-"), str(first["input"])

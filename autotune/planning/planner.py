@@ -235,13 +235,15 @@ def baseline_of(
 
 
 def _restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
-    fixed, about = fixed_values(options.fix), (plan.workload, plan.facts, plan.hardware)
+    own = plan.workload.own_step.own if plan.workload.own_step is not None else {}
+    fixed, about = fixed_values(options.fix, own), (plan.workload, plan.facts, plan.hardware)
     baseline = make_config(fitting(fixed, make_point(plan.baseline)))
     before = list(refusals(plan.baseline, *about))
     for reason in refusals(baseline, *about):
         if reason not in before:
             raise InputError(f"--fix {','.join(options.fix)}: {reason}")
-    origin, only = make_point(baseline), [knob_named(name, "--only").parameter for name in options.only]
+    origin = make_point(baseline)
+    only = {knob.parameter: knob.option for knob in (knob_named(name, "--only", own) for name in options.only)}
 
     def is_searched(name: str) -> bool:  # 'adapter' stands for its fields as well
         return name in only or (name.startswith("adapter.") and "adapter" in only)
@@ -266,8 +268,8 @@ def _restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:
     space = plan.space.model_copy(update={"parameters": parameters})
     plan = plan.model_copy(update={"baseline": baseline, "space": space})
     options_of = {knob.parameter: knob.option for knob in knobs()}
-    for name in only:  # which may have no other value than the baseline's, or none that is legal
-        named_one, said = parameters.get(name), f"--only {options_of[name]}"
+    for name, option in only.items():  # which may have no other value than the baseline's, or none that is legal
+        named_one, said = parameters.get(name), f"--only {option}"
         if named_one is None:
             raise InputError(f"{said}: the search space has no values of it: --fix one, or name another --space")
         if not any(d.name == name and len(d.choices) > 1 for d in plan.search_space.dimensions):

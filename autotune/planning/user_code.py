@@ -293,12 +293,18 @@ def _takes_accumulation(step: Callable[..., Any], name: str, own: Mapping[str, O
     return takes
 
 
+def own_knobs(knobs: Knobs | None) -> dict[str, OwnKnob]:
+    """Return the knobs of the function's own by their names."""
+    named = knobs if isinstance(knobs, Mapping) else {}
+    return {str(name): knob for name, knob in named.items() if isinstance(knob, OwnKnob)}
+
+
 def _checked(knobs: Knobs) -> tuple[dict[str, Choices | None], dict[str, OwnKnob]]:
     """Return the fields of TrainConfig with their choices, and the knobs of the function's own."""
     if isinstance(knobs, str):
         raise InputError(f"knobs: expected a list of names, such as [{knobs!r}]")
     named = dict(knobs) if isinstance(knobs, Mapping) else dict.fromkeys(knobs)
-    own = {str(name): knob for name, knob in named.items() if isinstance(knob, OwnKnob)}
+    own = own_knobs(knobs)
     for name in own:
         if name in TrainConfig.model_fields or hasattr(OwnValues, name):
             raise InputError(f"knobs: {name} means something else already; give your own knob another name")

@@ -4,12 +4,13 @@ A point has plain values by name of parameter; nested fields are named 'adapter.
 of adapter lacks, as when a search changes the kind alone; `fitting` leaves them out, and `make_config` refuses them.
 
 `--fix` and `--only` name a knob by its short name, its field with hyphens, or the field of TrainingArguments; fields of
-any kind of adapter are `adapter-FIELD`. Values are validated when a configuration is made of them.
+any kind of adapter are `adapter-FIELD`; a knob that a loop declares comes first. Values are validated when a
+configuration is made of them.
 """
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
@@ -31,6 +32,7 @@ from autotune.values.config import (
 from autotune.values.model import EXPERTS_IMPLEMENTATIONS
 from autotune.values.problem import Change, Problem
 from autotune.values.techniques import ADAPTERS, Adapter, kinds_with, why_not
+from autotune.values.workload import OwnKnobs
 
 MICRO_BATCH = "per_device_train_batch_size"
 
@@ -207,8 +209,13 @@ def knobs() -> tuple[KnobOption, ...]:
 
 def in_words(parameter: str, value: Scalar) -> str:
     """Return a value of a parameter of a space as `--fix` takes it: 'precision=bf16', 'tf32=false', 'compile=none'."""
-    option = next((knob.option for knob in knobs() if knob.parameter == parameter), parameter)
-    return f"{option}={str(value).lower() if isinstance(value, bool) else 'none' if value is None else value}"
+    option = next((knob.option for knob in knobs() if knob.parameter == parameter), parameter.removeprefix(OWN))
+    return f"{option}={as_text(value)}"
+
+
+def as_text(value: Any) -> str:
+    """Return a value as `--fix` takes it."""
+    return str(value).lower() if isinstance(value, bool) else "none" if value is None else str(value)
 
 
 def refused(error: ValidationError) -> InputError:
@@ -240,31 +247,45 @@ _MEANT = {
 _TRUTHS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
 
 
-def knob_named(name: str, option: str) -> KnobOption:
-    """Return the knob of a name: 'micro-batch', 'per_device_train_batch_size', 'adapter-rank', 'bf16'."""
+def knob_named(name: str, option: str, own: Iterable[str] = ()) -> KnobOption:
+    """Return the knob of a name: 'micro-batch', 'per_device_train_batch_size', 'adapter-rank', 'bf16'.
+
+    `own`: names of knobs that a loop declares.
+    """
+    if (declared := next((one for one in own if _hyphened(one) == _hyphened(name)), None)) is not None:
+        return KnobOption(f"{OWN}{declared}", declared)
     names = ((knob, (knob.parameter, knob.parameter.removeprefix(_PARALLEL), knob.option)) for knob in knobs())
-    known, plain = {_hyphened(one): knob for knob, own in names for one in own}, name.strip().lower()
+    known, plain = {_hyphened(one): knob for knob, words in names for one in words}, name.strip().lower()
     if (found := known.get(_hyphened(_SWITCHES.get(plain, (plain,))[0]))) is not None:
         return found
     if (meant := _MEANT.get(_hyphened(name))) is not None:
         raise InputError(f"{option} {name}: {meant}")
-    near = suggestion(name, (*known, *(knob.parameter for knob in knobs()), *_SWITCHES))
-    others = ", ".join(knob.option for knob in knobs())
+    near = suggestion(name, (*own, *known, *(knob.parameter for knob in knobs()), *_SWITCHES))
+    others = ", ".join((*own, *(knob.option for knob in knobs())))
     raise InputError(f"{option} {name}: no such knob{near or f'; there are {others}'}")
 
 
-def fixed_words(written: Sequence[str]) -> tuple[str, ...]:
+def fixed_words(written: Sequence[str], own: OwnKnobs = MappingProxyType({})) -> tuple[str, ...]:
     """Return values of `--fix` by the options of the knobs: 'micro-batch=8' for 'per_device_train_batch_size=8'."""
-    values = fixed_values(written)
-    return tuple(in_words(knob.parameter, values[knob.parameter]) for knob in _fixed(written))
+    values = fixed_values(written, own)
+    return tuple(in_words(knob.parameter, values[knob.parameter]) for knob in _fixed(written, own))
 
 
-def fixed_values(written: Sequence[str]) -> dict[str, Scalar]:
-    """Return values of `--fix`, such as 'precision=bf16', by parameter of a search space."""
-    given, point = _fixed(written), dict[str, Scalar]()
+def fixed_values(written: Sequence[str], own: OwnKnobs = MappingProxyType({})) -> dict[str, Scalar]:
+    """Return values of `--fix`, such as 'precision=bf16', by parameter of a search space.
+
+    Of a knob that a loop declares (`own`), the value is the one of its choices that is written so.
+    """
+    given, point = _fixed(written, own), dict[str, Scalar]()
     kind = next((value for knob, value in given.items() if knob.parameter == "adapter"), "lora")
     for knob, value in given.items():
         said = f"--fix {knob.option}={value}"
+        if knob.parameter.startswith(OWN):
+            choices = {as_text(choice): choice for choice in own[knob.option].choices}
+            if value not in choices:
+                raise InputError(f"{said}: expected {_either(tuple(choices))}")
+            point[knob.parameter] = choices[value]
+            continue
         if (reason := why_not(knob.parameter, value)) is not None:
             raise InputError(f"{said}: {reason}")
         if knob.parameter == "adapter" and value not in (*ADAPTERS, "none"):
@@ -287,16 +308,17 @@ def fixed_values(written: Sequence[str]) -> dict[str, Scalar]:
     return {name: valid[name] for name in point}
 
 
-def _fixed(written: Sequence[str]) -> dict[KnobOption, str]:
+def _fixed(written: Sequence[str], own: OwnKnobs) -> dict[KnobOption, str]:
     found: dict[KnobOption, str] = {}
     for word in written:
         name, _, text = (part.strip() for part in word.partition("="))
         if not text:
             raise InputError(f"--fix {word}: expected a knob and its value, such as precision=bf16")
-        knob = knob_named(name, "--fix")
-        if knob.option == "devices":
+        knob = knob_named(name, "--fix", own)
+        is_known = not knob.parameter.startswith(OWN)
+        if is_known and knob.option == "devices":
             raise InputError(f"--fix {word}: say --devices {text}")
-        if (switch := _SWITCHES.get(name.lower())) is not None:
+        if is_known and (switch := _SWITCHES.get(name.lower())) is not None:
             if text.lower() not in _TRUTHS:
                 raise InputError(f"--fix {word}: expected true or false")
             text = switch[1 if _TRUTHS[text.lower()] else 2]

@@ -4,12 +4,15 @@ Each trial runs the user's code: a loop, a script, or a function that makes a Tr
 folder `data` of the run directory, from which every trial of the search and of `autotune explain` loads them.
 """
 
+import math
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, ValidationError, field_validator
 
+from autotune.errors import InputError, located
 from autotune.value import Value
 from autotune.values.config import Allowance, Quantization, Scalar, TrainConfig
 from autotune.values.model import ModelSpec, Task
@@ -35,8 +38,27 @@ Choices = tuple[Scalar, ...]
 class OwnKnob(Value):
     """A knob that autotune doesn't know: an argument of the function that makes a step of one's own."""
 
-    choices: Choices = Field(min_length=1, description="values to try, the baseline's first")
+    choices: Choices = Field(description="values to try, the baseline's first")
     allowance: Allowance = Field(description="class of a change: how much another value changes of the training")
+
+    def __init__(self, **given: Any) -> None:  # in a user's own program, which is to be told in one line
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise InputError(f"OwnKnob: {located(error)}") from None
+
+    @field_validator("choices", mode="before")
+    @classmethod
+    def _are_values(cls, choices: Any) -> Any:
+        if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
+            raise ValueError("expected a list of values, the baseline's first")
+        for value in choices:
+            if not isinstance(value, Scalar) or (isinstance(value, float) and not math.isfinite(value)):
+                raise ValueError(f"{value!r}: expected true, false, a finite number, text or None")
+        return choices
+
+
+OwnKnobs = Mapping[str, OwnKnob]  # by the names of the function's arguments
 
 
 # Arguments that decide on learning alone, not on the time or the memory of a step.

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 import shlex
 import shutil
 import threading
@@ -17,7 +18,7 @@ from autotune.api import subject_of
 from autotune.errors import InputError
 from autotune.output.gather import command
 from autotune.planning.launchers import code_of
-from autotune.planning.options import SearchOptions
+from autotune.planning.options import SearchOptions, options_of
 from autotune.planning.plan import request_of
 from autotune.planning.user_code import UserLoop, UserTrainer, space_of
 from autotune.space.knobs import changes, put_back, shown_changes
@@ -274,14 +275,15 @@ def test_a_knob_that_is_not_honoured_can_not_be_fixed_or_searched(option, value)
         plan_of(**{option: value})
 
 
-def test_a_knob_of_the_loops_own_is_searched_from_its_first_value_as_far_as_its_class_is_allowed():
-    def plan(allow):
-        given = SearchOptions(model="", device="cpu", global_batch=16, allow=allow)
-        step = lambda config, factor, order: make_step(config)  # noqa: E731
-        knobs = {"factor": FACTOR, "order": autotune.OwnKnob(choices=("as written", "random"), allowance="method")}
-        return UserLoop(given, step, knobs).plan(begun(given), Looked())
+def plan_of_own_knobs(**options):
+    knobs = {"factor": FACTOR, "order": autotune.OwnKnob(choices=("as written", "random"), allowance="method")}
+    given = options_of(SearchOptions, {"model": "", "device": "cpu", "global_batch": 16, **options}, knobs)
+    step = lambda config, factor, order: make_step(config)  # noqa: E731
+    return UserLoop(given, step, knobs).plan(begun(given), Looked())
 
-    free, strict = plan("method"), plan("numerics")
+
+def test_a_knob_of_the_loops_own_is_searched_from_its_first_value_as_far_as_its_class_is_allowed():
+    free, strict = plan_of_own_knobs(allow="method"), plan_of_own_knobs(allow="numerics")
     assert free.baseline.own.model_dump() == {"factor": 4, "order": "as written"}
     found = {(c.own.factor, c.own.order) for c in free.every_config()}
     assert found == set(itertools.product((4, 2), ("as written", "random")))
@@ -290,6 +292,52 @@ def test_a_knob_of_the_loops_own_is_searched_from_its_first_value_as_far_as_its_
     assert shown_changes(changes(other, free)) == "factor 2"
     assert put_back(other, free.baseline, ["own.factor"]) == free.baseline
     assert TrainConfig.model_validate_json(other.model_dump_json()) == other != free.baseline
+
+
+def test_a_knob_of_the_loops_own_can_be_fixed_or_searched_alone():
+    for fix in ({"factor": 2}, "Factor=2"):
+        plan = plan_of_own_knobs(fix=fix, allow="method")
+        assert {(c.own.factor, c.own.order) for c in plan.every_config()} == {(2, "as written"), (2, "random")}
+        assert "in every configuration, the baseline too: factor=2 (--fix)" in plan.notes
+    devices = {"devices": FACTOR, "bf16": autotune.OwnKnob(choices=(False, True), allowance="numerics")}
+    assert options_of(SearchOptions, {"model": "", "fix": {"devices": 2, "bf16": True}}, devices).fix == (
+        "devices=2", "bf16=true",
+    )  # fmt: skip
+    with pytest.raises(InputError, match="--fix factor=3: expected 4 or 2"):
+        autotune.find(step=lambda config, factor: None, knobs={"factor": FACTOR}, fix={"factor": 3})
+    plan = plan_of_own_knobs(only=["factor"], allow="method")
+    assert {(c.own.factor, c.own.order) for c in plan.every_config()} == {(4, "as written"), (2, "as written")}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fix": "factor=3"}, "--fix factor=3: expected 4 or 2"),
+        ({"fix": "factr=2"}, "--fix factr: no such knob (did you mean 'factor'?)"),
+        ({"fix": "factor=2", "only": "factor"}, "--only factor: --fix factor=2 leaves nothing to search of it"),
+        ({"only": "order", "allow": "exact"}, "--only order: nothing to search: "),
+    ],
+)
+def test_a_knob_of_the_loops_own_that_can_not_be_fixed_or_searched_is_refused_by_its_name(options, said):
+    with pytest.raises(InputError, match=re.escape(said)):
+        plan_of_own_knobs(**options)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"choices": ("a",), "allowance": "exat"}, "allowance: expected exact, numerics, .* .did you mean 'exact'"),
+        ({"choices": ("a",)}, "allowance: is missing"),
+        ({"choices": "ab", "allowance": "exact"}, "choices: expected a list of values, the baseline's first"),
+        ({"choices": {"a", "b"}, "allowance": "exact"}, "choices: expected a list of values"),
+        ({"choices": (), "allowance": "exact"}, "choices: expected a list of values"),
+        ({"choices": ([1],), "allowance": "exact"}, r"choices: \[1\]: expected true, false, a finite number, text"),
+        ({"choices": (1.0, float("inf")), "allowance": "exact"}, "choices: inf: expected true"),
+    ],
+)
+def test_a_knob_of_ones_own_that_is_declared_wrongly_is_refused_in_one_line(given, said):
+    with pytest.raises(InputError, match=f"^OwnKnob: {said}"):
+        autotune.OwnKnob(**given)
 
 
 def test_a_loop_is_searched_on_several_devices_which_may_share_a_sample():
