@@ -42,9 +42,7 @@ def compare_environments(
     """
     directory, python = RunDirectory.existing(Path(run_dir)), str(Path(shutil.which(python) or python).absolute())
     with directory, contextlib.ExitStack() as running:
-        plan, result, theirs = read_plan(directory.path), directory.answer(), versions_of(python)
-        if result is None:
-            raise InputError(f"{run_dir}: nothing to compare: no trial has completed (`autotune resume` goes on)")
+        plan, result, theirs = read_plan(directory.path), directory.answer_to("compare"), versions_of(python)
         if plan.fleet.engine == "ray":
             raise InputError(f"--python {python}: a trial on a cluster runs in the environment of its machines")
         trust.check(directory.path, plan, trusted=trust_run_dir, delivers=False)

@@ -34,9 +34,7 @@ def explain(
     """
     with RunDirectory.existing(Path(run_dir)) as directory:
         plan = read_plan(directory.path)
-        result = directory.answer()
-        if result is None:
-            raise InputError(f"{run_dir}: nothing to explain: no trial has completed (`autotune resume` goes on)")
+        result = directory.answer_to("explain")
         if result.best.config == result.baseline.config:
             raise InputError(f"{run_dir}: nothing to explain: the baseline itself is the best")
         folder = directory.inside(EXPLAIN_FOLDER)

@@ -134,7 +134,7 @@ class RunDirectory:
             then = "was removed while the search ran; its trials are lost"
             if os.fstat(self._file.fileno()).st_nlink:  # the lock is still there, under another name
                 moved = Path(f"/proc/self/fd/{self._file.fileno()}").readlink().parent
-                then = f"was moved while the search ran; `autotune resume {shlex.quote(str(moved))}` goes on"
+                then = f"was moved while the search ran; {_going_on(moved)}"
             raise InfrastructureError(f"{self.path}: {then}") from error
         if not isinstance(error, OSError):
             return
@@ -170,8 +170,7 @@ class RunDirectory:
 
     def _check_new(self) -> None:
         if self._is_new and (self.path / PLAN_FILE).exists():
-            going_on = f"`autotune resume {shlex.quote(str(self.path))}` goes on"
-            raise RunDirectoryError(f"--run-dir {self.path}: holds a search already; {going_on}")
+            raise RunDirectoryError(f"--run-dir {self.path}: holds a search already; {_going_on(self.path)}")
 
     def is_running(self) -> bool:
         """Whether a search, or an explanation of one, runs in it now."""
@@ -213,9 +212,19 @@ class RunDirectory:
         path = self.path / ANSWER_FILE
         return read_result(path) if path.exists() else None
 
+    def answer_to(self, purpose: str) -> ResultData:
+        """Return the answer for a `purpose`, such as 'explain'; InputError: it can't be read, or there is none yet."""
+        if (found := self.answer()) is None:
+            raise InputError(f"{self.path}: nothing to {purpose}: no trial has completed ({_going_on(self.path)})")
+        return found
+
     def results(self) -> list[TrialResult]:
         """Return every finished trial, by number; one without a readable result has not finished."""
         return [result for result in map(read_trial, trial_folders(self.path)) if result is not None]
+
+
+def _going_on(run_dir: Path) -> str:
+    return f"`autotune resume {shlex.quote(str(run_dir))}` goes on"
 
 
 def read_plan(run_dir: Path) -> SearchPlan:
