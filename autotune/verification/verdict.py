@@ -320,6 +320,11 @@ def disturbances(finals: Finals, best: TrainConfig) -> tuple[str, ...]:
 
 def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_directory: str = "") -> AutotuneError:
     """Return the error for a search without an answer: nothing passed, nothing fits, or trials fail otherwise."""
+    shorter, batch = "a shorter --seq-len", "a smaller --global-batch"
+    if plan.workload.recipe is not None:
+        shorter = "a shorter --prompt-len or --completion-len"
+    if plan.workload.own_code is not None:  # which decides both
+        shorter, batch = "shorter samples", "a smaller batch"
     if any(r.measurement is not None and r.request.purpose.explores for r in results):
         finals, causes = Finals(SearchState(plan, results)), []  # the fastest first
         for config in (r.request.config for r in finals.history.ranking()):
@@ -327,7 +332,7 @@ def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_director
         more = f"; and {len(causes) - 3} more" if len(causes) > 3 else ""
         return NothingPassedError(
             f"nothing passed: what trained failed when measured again or checked ({'; '.join(causes[:3])}{more}); "
-            "a larger --memory or a shorter --seq-len leaves more room"
+            f"a larger --memory or {shorter} leaves more room"
         )
     ran = [r for r in results if r.duration_s > 0] or results  # a baseline that can't fit isn't run
     failures = [(r, r.outcome) for r in ran if r.outcome.kind == "failure"]
@@ -338,7 +343,7 @@ def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_director
         log = PurePath(run_directory, "trials", f"{number:04d}", "log.txt")
         told = f"no trial completed; trial {number} {how}: {failure.cause} (its log: {log})"
         if all(f.status is TrialStatus.TIMED_OUT for _, f in others):
-            told += "; a longer --max-time, more --effort, a shorter --seq-len or a smaller --global-batch may help"
+            told += f"; a longer --max-time, more --effort, {shorter} or {batch} may help"
         raised = all(f.status is not TrialStatus.TIMED_OUT and f.phases is not None for _, f in others)
         # What the user's code raised is the code's.
         kind = InputError if plan.workload.is_users_own and raised else InfrastructureError
@@ -350,5 +355,5 @@ def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_director
     first = "--allow method (LoRA, pure bf16), " * (plan.allowance is not Allowance.METHOD)
     return NothingFitsError(
         f"nothing fits {show_memory(plan.memory_bytes)}: the closest, {what}, still ran out{seen}; "
-        f"what could make it fit: {first}a larger --memory, a shorter --seq-len"
+        f"what could make it fit: {first}a larger --memory, {shorter}"
     )

@@ -31,7 +31,7 @@ from autotune.values.model import Task
 from autotune.values.problem import Objective
 from autotune.values.result import Speedup
 from autotune.values.trial import Interval, Memory, Outcome, Phases, Purpose, TrialStatus
-from autotune.values.workload import OwnCode
+from autotune.values.workload import OwnCode, Recipe
 from autotune.verification.finals import Finals
 from autotune.verification.verdict import RUNNERS_UP, disturbances, nothing_found
 
@@ -465,3 +465,18 @@ def test_failures_of_another_kind_name_the_first_and_its_log(status):
     assert isinstance(error, InfrastructureError)
     assert f"no trial completed; trial 0 {status}: it broke (its log: runs/x/trials/0000/log.txt)" in str(error)
     assert ("a shorter --seq-len" in str(error)) is (status is TrialStatus.TIMED_OUT)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"own_code": SCRIPT}, "shorter samples or a smaller batch may help"),
+        (
+            {"recipe": Recipe(name="dpo", prompt_length=8, completion_length=8)},
+            "a shorter --prompt-len or --completion-len or a smaller --global-batch may help",
+        ),
+    ],
+)
+def test_only_options_that_the_training_has_are_advised(fields, said):
+    late = make_failure(TrialStatus.TIMED_OUT, "it broke")
+    assert str(refused([(BASE, late)], workload=make_workload(**fields))).endswith(said)
