@@ -153,7 +153,10 @@ def run_steps(trial: Trial, own: OwnStep) -> Outcome:
     state, control = SimpleNamespace(global_step=0), SimpleNamespace(should_training_stop=False)
     while not control.should_training_stop:
         timer.on_step_begin(None, state, control)
-        loss = user_code.loss_and_samples(step())[0]
+        try:
+            loss = user_code.loss_and_samples(step())[0]
+        except StopIteration:  # of an iterator over its data
+            return trial.useless(f"its data end after {state.global_step} steps: have the step begin them again")
         if isinstance(loss, torch.Tensor):
             loss = loss.detach() if loss.numel() == 1 else None  # read later, without its graph
         if isinstance(loss, int | float | torch.Tensor) and not isinstance(loss, bool):
@@ -329,9 +332,11 @@ def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) 
     if names := user_code.changed_arguments(trainer.args):
         raise NoEffectError(f"your code sets {', '.join(names)} again after it has made its Trainer")
     for callback in trainer.callback_handler.callbacks[:]:  # those that wait for evaluations or tell a tracker
-        is_tracker = type(callback).__module__.startswith("transformers.integrations")
-        if is_tracker or isinstance(callback, EarlyStoppingCallback):
+        where = type(callback).__module__
+        if where.startswith("transformers.integrations") or isinstance(callback, EarlyStoppingCallback):
             trainer.remove_callback(callback)
+        elif not where.startswith("transformers."):  # it may copy the best checkpoint, or tell somebody of the end
+            callback.on_train_end = lambda *args, **kwargs: None
     trainer.add_callback(probe)
     trainer.add_callback(trial.timer)
     trainer.model_init = None  # the model that it has made already is trained, not another one

@@ -354,6 +354,7 @@ def test_callbacks_that_wait_for_evaluations_are_left_out_and_those_that_ask_for
         "class Patience(EarlyStoppingCallback):\n    pass\n\n"
         "class Often(TrainerCallback):\n    def on_step_end(self, args, state, control, **kwargs):\n"
         "        control.should_evaluate = control.should_save = True\n"
+        "    def on_train_end(self, args, state, control, **kwargs):\n        open(state.best_model_checkpoint)\n"
     )
     text = SCRIPT.replace("eval_dataset=Rows(8)", "eval_dataset=Rows(8), callbacks=[Patience(), Often()]")
     text = text.replace("trainer.train()", "trainer.evaluate = trainer._save_checkpoint = None\ntrainer.train()")
