@@ -152,9 +152,9 @@ class SearchOptions(WorkloadOptions):
 
 
 def options_of(kind: type[AnyOptions], given: Mapping[str, Any], own: OwnKnobs | None = None) -> AnyOptions:
-    """Return options with the values `given`, by the user's names; an InputError names one that is impossible.
+    """Return options with the values `given`, by the user's names, and a loop's `own` knobs for `fix` and `only`.
 
-    `own`: knobs that a loop declares, which `--fix` and `--only` may name.
+    InputError: a value is impossible; it is named.
     """
     try:
         return kind.model_validate(given, context=own)

@@ -248,10 +248,7 @@ _TRUTHS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("
 
 
 def knob_named(name: str, option: str, own: Iterable[str] = ()) -> KnobOption:
-    """Return the knob of a name: 'micro-batch', 'per_device_train_batch_size', 'adapter-rank', 'bf16'.
-
-    `own`: names of knobs that a loop declares.
-    """
+    """Return the knob of a name: 'micro-batch', 'per_device_train_batch_size', 'bf16', or one of a loop's `own`."""
     if (declared := next((one for one in own if _hyphened(one) == _hyphened(name)), None)) is not None:
         return KnobOption(f"{OWN}{declared}", declared)
     names = ((knob, (knob.parameter, knob.parameter.removeprefix(_PARALLEL), knob.option)) for knob in knobs())
@@ -272,10 +269,7 @@ def fixed_words(written: Sequence[str], own: OwnKnobs = MappingProxyType({})) ->
 
 
 def fixed_values(written: Sequence[str], own: OwnKnobs = MappingProxyType({})) -> dict[str, Scalar]:
-    """Return values of `--fix`, such as 'precision=bf16', by parameter of a search space.
-
-    Of a knob that a loop declares (`own`), the value is the one of its choices that is written so.
-    """
+    """Return values of `--fix`, such as 'precision=bf16', by parameter of a search space; `own`: a loop's knobs."""
     given, point = _fixed(written, own), dict[str, Scalar]()
     kind = next((value for knob, value in given.items() if knob.parameter == "adapter"), "lora")
     for knob, value in given.items():
