@@ -207,11 +207,11 @@ class Training:
         notes += [f"{knob} stays as it is: {held[knob]}" for knob in ("optim", "precision") if knob in held]
         return Description(facts=facts, lengths=profile, notes=(*notes, *split_note), own=found)
 
-    def overrides(self, *methods: str) -> str | None:
+    def overrides(self, *methods: str, libraries: tuple[str, ...] = ("transformers.",)) -> str | None:
         """Return the first of these methods that the code has overridden, as '... has a ... of its own'; None: none."""
         kind = type(self.trainer)
         for name in methods:
-            if not getattr(kind, name).__module__.startswith("transformers.") or name in vars(self.trainer):
+            if not getattr(kind, name).__module__.startswith(libraries) or name in vars(self.trainer):
                 return f"{kind.__name__} has a {name} of its own"
         return None
 
@@ -252,7 +252,9 @@ class Training:
         made, pads = "the model is made by your code already", "your data collator pads as it does"
         own_optimizer = trainer.optimizer is not None
         hands_one = own_optimizer or trainer.optimizer_cls_and_kwargs is not None
-        makes_one = self.overrides("create_optimizer", "create_optimizer_and_scheduler", "get_optimizer_cls_and_kwargs")
+        ways = ("create_optimizer", "create_optimizer_and_scheduler", "get_optimizer_cls_and_kwargs")
+        # The last of sentence-transformers asks the Trainer's for the same optimizer of its losses' weights, too.
+        makes_one = self.overrides(*ways, libraries=("transformers.", "sentence_transformers."))
         has_adapter = hasattr(self.model, "peft_config") or getattr(base, "_hf_peft_config_loaded", False)
         can_switch = getattr(base, "_can_set_attn_implementation", lambda: False)()
         loader = self.batches if self.overrides("get_train_dataloader") else None

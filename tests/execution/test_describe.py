@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from factories import make_workload
+from torch import nn
 from torch.utils.data import Subset
 from transformers import Trainer
 
@@ -30,6 +31,20 @@ def test_checkpointing_of_some_layers_is_barred_where_trl_switches_it_off_and_on
 
     assert values(trl.DPOTrainer) >= {"every-2nd", "every-4th"}
     assert values(trl.SFTTrainer) == values(Trainer) == set()
+
+
+@pytest.mark.parametrize(("module", "is_held"), [("sentence_transformers.base.trainer", False), ("train", True)])
+def test_an_optimizer_stays_where_the_code_chooses_it_and_not_where_a_library_adds_weights(module, is_held):
+    class Mine(Trainer):
+        def get_optimizer_cls_and_kwargs(self, args, model=None):
+            return super().get_optimizer_cls_and_kwargs(args, model)
+
+    Mine.get_optimizer_cls_and_kwargs.__module__ = module
+    made = training(Mine)
+    made.model = made.base = nn.Linear(1, 1)
+    made.weights, made.batches = "float32", None
+    made.trainer.optimizer = made.trainer.optimizer_cls_and_kwargs = made.trainer.data_collator = None
+    assert ("optim" in made._held()) is is_held
 
 
 @pytest.mark.parametrize("rows", [None, []])
