@@ -221,6 +221,11 @@ class Semantics(TorchFunctionMode):
     def _masked_select(self, func: Any, args: Any, kwargs: Any) -> Any:
         return args[0].flatten() if self._experts is not None and _is_valueless(args[0]) else NotImplemented
 
+    def _masked_fill(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Fill with a number of the host, which SEW-D makes a tensor."""
+        is_number = len(args) == 3 and isinstance(args[2], torch.Tensor) and not _is_traced(args[2])
+        return func(*args[:2], args[2].item()) if is_number else NotImplemented
+
     def _number(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return a number with a fraction, which is logged; one that could count something has no value here."""
         return _Logged("nan") if _is_valueless(args[0]) and args[0].is_floating_point() else NotImplemented
@@ -239,6 +244,7 @@ _SPECIAL: dict[str, Callable[[Semantics, Any, Any, Any], Any]] = {
     "cross_entropy": Semantics._cross_entropy,
     "ctc_loss": Semantics._ctc_loss,
     "masked_select": Semantics._masked_select,
+    "masked_fill": Semantics._masked_fill,
     **dict.fromkeys(("unique_consecutive", "__getitem__"), Semantics._end_of_each),
     **dict.fromkeys(("item", "__float__"), Semantics._number),
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), Semantics._recurrent),

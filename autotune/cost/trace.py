@@ -203,6 +203,8 @@ def make_inputs(config: Any, shape: Shape, batch: int, *, device: str = "meta") 
     elif shape.task.takes_text:
         mask = torch.ones((batch, shape.length), dtype=torch.long, device=device)
         inputs = {"input_ids": ids(batch, shape.length), "attention_mask": mask}
+        if config.model_type in ("xlm", "flaubert"):  # which check them on the host
+            inputs["lengths"] = torch.full((batch,), shape.length)
     else:
         name, size, colours = image_or_sound(config, shape.length)
         whole = (batch, *size)

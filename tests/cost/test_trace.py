@@ -6,6 +6,7 @@ from profiles import make_family
 from tapes import live
 
 from autotune.cost.family import Shape
+from autotune.cost.profiler import profile
 from autotune.cost.trace import evaluation_step, make_inputs, micro_step
 from autotune.training.build import build_config, build_model
 from autotune.training.resolve import default_task, resolve
@@ -49,6 +50,13 @@ def test_labels_of_ctc_are_values_that_the_library_can_look_at(spec_of):
     assert made["input_values"].shape == (3, 63 * 320 + 400)
     assert made["labels"].shape == (3, 16)
     assert (made["labels"] != config.pad_token_id).all()
+
+
+@pytest.mark.parametrize("name", ["xlm", "flaubert", "sew-d"])
+def test_a_model_that_looks_at_lengths_or_makes_tensors_of_numbers_is_traced(spec_of, name):
+    task = default_task(spec_of(name))
+    plain = make_family(attn_implementation=None)
+    assert profile(spec_of(name), plain, Shape(task=task, length=64)).trained_elements > 10_000
 
 
 def test_steps_are_independent(llama):
