@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, Positiv
 from pydantic.fields import FieldInfo
 
 from autotune.errors import InputError, first_complaint
-from autotune.space.knobs import as_text, fixed_words, knob_named
+from autotune.space.knobs import fixed_words, in_words, knob_named
 from autotune.units import parse_count, parse_memory, parse_time_s
 from autotune.value import Value
 from autotune.values.budget import Effort
@@ -64,7 +64,7 @@ def _knobs(value: object, info: ValidationInfo) -> object:
 def _fixed(value: object, info: ValidationInfo) -> object:
     """Return words 'KNOB=VALUE', by the knobs' options, from text, a list, or values by knob."""
     if isinstance(value, Mapping):
-        value = [f"{name}={as_text(held)}" for name, held in value.items()]
+        value = [in_words(str(name), held) for name, held in value.items()]
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list | tuple):
         return value

@@ -210,12 +210,7 @@ def knobs() -> tuple[KnobOption, ...]:
 def in_words(parameter: str, value: Scalar) -> str:
     """Return a value of a parameter of a space as `--fix` takes it: 'precision=bf16', 'tf32=false', 'compile=none'."""
     option = next((knob.option for knob in knobs() if knob.parameter == parameter), parameter.removeprefix(OWN))
-    return f"{option}={as_text(value)}"
-
-
-def as_text(value: Any) -> str:
-    """Return a value as `--fix` takes it."""
-    return str(value).lower() if isinstance(value, bool) else "none" if value is None else str(value)
+    return f"{option}={str(value).lower() if isinstance(value, bool) else 'none' if value is None else value}"
 
 
 def refused(error: ValidationError) -> InputError:
@@ -275,10 +270,10 @@ def fixed_values(written: Sequence[str], own: OwnKnobs = MappingProxyType({})) -
     for knob, value in given.items():
         said = f"--fix {knob.option}={value}"
         if knob.parameter.startswith(OWN):
-            choices = {as_text(choice): choice for choice in own[knob.option].choices}
-            if value not in choices:
+            choices = {f"--fix {in_words(knob.parameter, choice)}": choice for choice in own[knob.option].choices}
+            if said not in choices:
                 raise InputError(f"{said}: expected {_either(tuple(choices))}")
-            point[knob.parameter] = choices[value]
+            point[knob.parameter] = choices[said]
             continue
         if (reason := why_not(knob.parameter, value)) is not None:
             raise InputError(f"{said}: {reason}")
