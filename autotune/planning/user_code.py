@@ -223,14 +223,11 @@ class UserLoop(Subject):
         workload = searched_workload(options, readers, start.arguments, start.notes, model)
         workload = workload.model_copy(update={"own_step": self.own})
         found = description_of(start, workload, describe) if options.model else Description(facts=facts_for(space))
-        honoured = ", ".join(space.parameters)
-        start.notes.append(
-            f"your own loop: that your function honours {honoured} is taken on trust; other fields of a configuration "
-            "stay as they are and mean nothing to it"
-        )
-        start.notes.append(
-            "your own loop: it is timed; it isn't evaluated or saved, and its trials aren't kept for later searches"
-        )
+        honoured = ", ".join(name.removeprefix(OWN) for name in space.parameters)
+        rest_of_it = "other fields of a configuration stay as they are and mean nothing to it"
+        start.notes.append(f"your own loop: that your function honours {honoured} is taken on trust; {rest_of_it}")
+        done = "it is timed; it isn't evaluated or saved, and its trials aren't kept for later searches"
+        start.notes.append(f"your own loop: {done}")
         baseline = make_point(baseline_of(workload, found.facts, readers, start.arguments))
         for knob, choices in self.own.knobs.items():
             if choices is not None and (options.baseline is None or baseline.get(knob) not in choices):

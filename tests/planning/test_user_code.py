@@ -285,6 +285,7 @@ def plan_of_own_knobs(**options):
 def test_a_knob_of_the_loops_own_is_searched_from_its_first_value_as_far_as_its_class_is_allowed():
     free, strict = plan_of_own_knobs(allow="method"), plan_of_own_knobs(allow="numerics")
     assert free.baseline.own.model_dump() == {"factor": 4, "order": "as written"}
+    assert any("that your function honours factor, order is taken on trust" in note for note in free.notes)
     found = {(c.own.factor, c.own.order) for c in free.every_config()}
     assert found == set(itertools.product((4, 2), ("as written", "random")))
     assert {(c.own.factor, c.own.order) for c in strict.every_config()} == {(4, "as written"), (2, "as written")}
