@@ -54,9 +54,8 @@ def test_labels_of_ctc_are_values_that_the_library_can_look_at(spec_of):
 
 @pytest.mark.parametrize("name", ["xlm", "flaubert", "sew-d"])
 def test_a_model_that_looks_at_lengths_or_makes_tensors_of_numbers_is_traced(spec_of, name):
-    task = default_task(spec_of(name))
-    plain = make_family(attn_implementation=None)
-    assert profile(spec_of(name), plain, Shape(task=task, length=64)).trained_elements > 10_000
+    shape = Shape(task=default_task(spec_of(name)), length=64)
+    assert profile(spec_of(name), make_family(attn_implementation=None), shape).trained_elements > 10_000
 
 
 def test_steps_are_independent(llama):

@@ -35,12 +35,9 @@ def test_checkpointing_of_some_layers_is_barred_where_trl_switches_it_off_and_on
 
 @pytest.mark.parametrize(("module", "is_held"), [("sentence_transformers.base.trainer", False), ("train", True)])
 def test_an_optimizer_stays_where_the_code_chooses_it_and_not_where_a_library_adds_weights(module, is_held):
-    class Mine(Trainer):
-        def get_optimizer_cls_and_kwargs(self, args, model=None):
-            return super().get_optimizer_cls_and_kwargs(args, model)
-
-    Mine.get_optimizer_cls_and_kwargs.__module__ = module
-    made = training(Mine)
+    kind = type("Mine", (Trainer,), {"get_optimizer_cls_and_kwargs": lambda *args: None})
+    kind.get_optimizer_cls_and_kwargs.__module__ = module
+    made = training(kind)
     made.model = made.base = nn.Linear(1, 1)
     made.weights, made.batches = "float32", None
     made.trainer.optimizer = made.trainer.optimizer_cls_and_kwargs = made.trainer.data_collator = None

@@ -149,8 +149,7 @@ def test_a_search_without_an_answer_or_that_the_baseline_won_is_refused(tmp_path
     with pytest.raises(InputError, match="nothing to explain: the baseline itself is the best"):
         explain.explain(tmp_path / "run")
     (tmp_path / "run" / "best-config.json").unlink()
-    going_on = f"`autotune resume {tmp_path}/run` goes on"
-    with pytest.raises(InputError, match=f"nothing to explain: no trial has completed .{going_on}"):
+    with pytest.raises(InputError, match=f"no trial has completed .`autotune resume {tmp_path}/run` goes on"):
         explain.explain(tmp_path / "run")
 
 
