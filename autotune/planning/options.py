@@ -152,10 +152,7 @@ class SearchOptions(WorkloadOptions):
 
 
 def options_of(kind: type[AnyOptions], given: Mapping[str, Any], own: OwnKnobs | None = None) -> AnyOptions:
-    """Return options with the values `given`, by the user's names, and a loop's `own` knobs for `fix` and `only`.
-
-    InputError: a value is impossible; it is named.
-    """
+    """Return options with the values `given`, which may name a loop's `own` knobs; InputError: one is impossible."""
     try:
         return kind.model_validate(given, context=own)
     except ValidationError as error:
