@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 from autotune.errors import InputError, NoEffectError, one_line
 from autotune.training.adapters import peft_config
 from autotune.training.arguments import TrainingPlan
-from autotune.training.dataset import STEPS_TO_PEAK
+from autotune.training.dataset import row_order
 from autotune.training.inputs import special_ids
 from autotune.training.texts import check_columns, load_tokenizer, profile_of, quiet_datasets, rows_of_file
+from autotune.values.config import TrainConfig
 from autotune.values.model import Task
 from autotune.values.workload import LengthProfile, Recipe, Workload
 
@@ -154,15 +155,6 @@ def _special(config: Any) -> tuple[int, int]:
     return pad, end
 
 
-def order_of(dataset: Any, longest_first: int, workload: Workload, rows: int) -> Any:
-    """Return the numbers of `rows` in the order in which a trial reads them; the longest of a file come first."""
-    order = np.random.default_rng(workload.seed).permutation(len(dataset))
-    if workload.dataset is None:
-        return np.resize(order, rows)
-    longest = np.tile(np.argsort(-row_lengths(dataset), kind="stable")[:longest_first], STEPS_TO_PEAK)
-    return np.concatenate([longest, np.resize(order, max(len(order), rows - len(longest)))])
-
-
 def row_lengths(dataset: Any) -> NDArray[np.int64]:
     """Return the length of each row in ids or characters: of its prompt and of the longest that follows it."""
 
@@ -225,9 +217,12 @@ def recipe_trainer(
     ):
         given |= {"processing_class": tokenizer_of(workload, model.config), "callbacks": list(callbacks)}
         trainer = trainer_class(model=model, args=config, train_dataset=rows, **given)
-    prompts, longest = samples // recipe.generations, longest_first // recipe.generations
-    order = order_of(trainer.train_dataset, longest, workload, prompts)[: distinct // recipe.generations]
-    trainer.train_dataset = trainer.train_dataset.select(np.resize(order, prompts))
+    prompts = samples // recipe.generations
+    longest = longest_first // recipe.generations if workload.dataset is not None else 0  # others have one length
+    at_random, lengths = TrainConfig(per_device_train_batch_size=1), row_lengths(trainer.train_dataset)
+    order = row_order(lengths, workload, at_random, longest_first=longest, rows=prompts)
+    rows = np.resize(order[: distinct // recipe.generations], prompts)
+    trainer.train_dataset = trainer.train_dataset.select(rows)
     return trainer, sample_s
 
 

@@ -318,7 +318,7 @@ def test_a_script_of_trl_has_the_losses_of_the_trial(name, recipe_answer, run, t
 
     monkeypatch.setattr(trainer_class, "training_step", training_step)
     # The rows in one order, and of all prompts the same completions, of lengths that differ.
-    monkeypatch.setattr(recipes, "order_of", lambda dataset, *_: range(len(dataset)))
+    monkeypatch.setattr(recipes, "row_order", lambda lengths, *_, **__: range(len(lengths)))
     if kind.generates:
         made = [[5 + i, 6, 7 + i][: 1 + i % 3] for i in range(4)]
         generated = (made, None) if name == "grpo" else made
