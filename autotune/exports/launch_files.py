@@ -15,7 +15,7 @@ from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import ALLOCATOR_VARIABLE
 from autotune.values.model import Task
 from autotune.values.problem import Change
-from autotune.values.result import ResultData
+from autotune.values.result import ANSWER_FILE, ResultData
 
 SCRIPT = "train.py"  # the user's: a Trainer with `result.training_arguments(...)`, or an exported script
 ACCELERATE, DEEPSPEED, FSDP, ARGUMENTS = "accelerate", "deepspeed", "fsdp", "training-args"
@@ -53,11 +53,8 @@ _IN_CODE = {
 }
 
 
-def launch_commands(result: ResultData, answer: str = "best-config.json") -> tuple[str, ...]:
-    """Return the command lines that train with the answer in the file, the best first; none for a Trainer or loop.
-
-    Of several machines each runs them, with the address of one in place of FIRST_MACHINE.
-    """
+def launch_commands(result: ResultData, answer: str = ANSWER_FILE) -> tuple[str, ...]:
+    """Return the command lines that train with the answer in the file, the best first; none for a Trainer or loop."""
     code, config = result.workload.own_code, result.best.config
     if result.workload.own_step is not None or (code is not None and not code.command):
         return ()

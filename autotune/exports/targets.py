@@ -19,7 +19,7 @@ from autotune.training.adapters import BITFIT
 from autotune.training.arguments import ZERO_STAGES, effective_tf32
 from autotune.value import check_savable, save_bytes
 from autotune.values.config import OF_DDP
-from autotune.values.result import ResultData
+from autotune.values.result import ANSWER_FILE, ResultData
 from autotune.values.techniques import OPTIMIZERS
 
 ALL = "all"
@@ -140,7 +140,7 @@ TARGETS: dict[str, Callable[[ResultData], Draft]] = {
 }
 
 
-def draft(result: ResultData, target: str, answer: str = "best-config.json") -> Draft:
+def draft(result: ResultData, target: str, answer: str = ANSWER_FILE) -> Draft:
     """Return the file of a target, without writing it, and command lines that name the file `answer`."""
     if target not in TARGETS:
         known = (*TARGETS, ALL)
@@ -159,9 +159,7 @@ def draft(result: ResultData, target: str, answer: str = "best-config.json") -> 
     return made if made.launch else made._replace(launch=launch_files.launch_commands(result, answer))
 
 
-def drafts(
-    result: ResultData, target: str = ALL, answer: str = "best-config.json"
-) -> tuple[dict[str, Draft], dict[str, str]]:
+def drafts(result: ResultData, target: str = ALL, answer: str = ANSWER_FILE) -> tuple[dict[str, Draft], dict[str, str]]:
     """Return the draft of a target, or of all that can train the answer, and the reasons why the others can't."""
     if target != ALL:
         return {target: draft(result, target, answer)}, {}
@@ -177,7 +175,7 @@ def drafts(
 
 
 def write(
-    result: ResultData, target: str, found: dict[str, Draft], directory: Path, answer: str = "best-config.json"
+    result: ResultData, target: str, found: dict[str, Draft], directory: Path, answer: str = ANSWER_FILE
 ) -> Exported:
     """Write the drafts of a target into a directory, which is made; for all targets command lines get a file too."""
     files = {one.name: one.text for one in found.values()}

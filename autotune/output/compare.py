@@ -71,9 +71,8 @@ def comparison_table(first: ResultData, found: Comparison) -> RenderableType:
     for one in found.compared:
         peaks = f", peak memory {' for '.join(map(show_memory, reversed(one.peak_bytes)))}" * all(one.peak_bytes)
         parts.append(Text(f"{_verdict(one, found.names)}{peaks}: {show_config(one.config, first.workload)}"))
-        largest = [
-            (part, more) for part, more in one.more_s.items() if abs(more) >= 0.05 * sum(map(abs, one.more_s.values()))
-        ]
+        least = 0.05 * sum(map(abs, one.more_s.values()))
+        largest = [(part, more) for part, more in one.more_s.items() if abs(more) >= least]
         if largest and not one.interval.low <= 1.0 <= one.interval.high:
             told = ", ".join(f"{part} {'+' if more > 0 else '-'}{show_rate(abs(more))} s" for part, more in largest)
             parts.append(Text(f"  a step's parts, second less first: {told}"))

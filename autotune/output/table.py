@@ -88,21 +88,16 @@ def text_of(result: ResultData) -> str:
     return file.getvalue().rstrip("\n")
 
 
-def _sides(result: ResultData) -> dict[str, Contender]:
-    first = "baseline" if result.best.config == result.baseline.config else "winner"
-    return {first: result.best, "baseline": result.baseline}
-
-
 def answer_rows(result: ResultData) -> list[tuple[str, ...]]:
     """Return headings, and a row each for the winner, the baseline if it is another configuration, and runners-up."""
-    labels = [*_sides(result).items(), *(("runner-up", contender) for contender in result.runners_up)]
+    labels = [*reversed(result.sides.items()), *(("runner-up", contender) for contender in result.runners_up)]
     names = ("", "x baseline", "samples/s", "peak memory", "what changes")
     return [names, *(_row(result, label, contender) for label, contender in labels)]
 
 
 def remarks(result: ResultData) -> tuple[list[str], list[str]]:
     """Return lines on speed, `*` in the table, compiling, checks and allowances, and notes."""
-    speeds = [f"{label} {said}" for label, contender in _sides(result).items() if (said := _speed(contender))]
+    speeds = [f"{label} {said}" for label, one in reversed(result.sides.items()) if (said := _speed(one))]
     lines = [*(["; ".join(speeds)] if speeds else []), *step_lines(result), *device_lines(result)]
     shown = (result.baseline, result.best, *result.runners_up)
     once = {c.config: c.measurement for c in shown if c.measurement is not None and not c.confirmed}

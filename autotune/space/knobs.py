@@ -17,18 +17,7 @@ from pydantic import ValidationError
 
 from autotune.errors import InputError, complaint, suggestion
 from autotune.training.arguments import effective_tf32
-from autotune.values.config import (
-    KNOBS,
-    OF_DDP,
-    Allowance,
-    Difference,
-    OwnValues,
-    Parallelism,
-    Scalar,
-    TrainConfig,
-    deepest_class,
-    knob_values,
-)
+from autotune.values.config import KNOBS, OF_DDP, Allowance, Difference, Parallelism, Scalar, TrainConfig, knob_values
 from autotune.values.model import EXPERTS_IMPLEMENTATIONS
 from autotune.values.problem import Change, Problem
 from autotune.values.techniques import ADAPTERS, Adapter, kinds_with, why_not
@@ -60,7 +49,7 @@ def make_config(point: Mapping[str, Scalar]) -> TrainConfig:
 
     fields: dict[str, Any] = {name: value for name, value in point.items() if not is_nested(name)}
     if own := nested(OWN):
-        fields["own"] = OwnValues(**own)
+        fields["own"] = own
     if parallel := nested(_PARALLEL):
         fields["parallelism"] = Parallelism.model_validate(parallel)
     if (kind := point.get("adapter")) is not None:
@@ -146,10 +135,6 @@ def problem(parameter: str, value: Scalar) -> str | None:
     return problems[0]
 
 
-# Short names of knobs, for tables and the command line.
-SHORT_NAMES = {name: knob.short for name, (knob, _) in KNOBS.items() if knob.short is not None}
-
-
 def shown_value(value: Any) -> str:
     return "none" if value is None else value.shown if isinstance(value, Adapter) else str(value)
 
@@ -162,7 +147,7 @@ def changes(config: TrainConfig, problem: Problem) -> tuple[Change, ...]:
 
 
 def allowance_of(config: TrainConfig, problem: Problem) -> Allowance:
-    return deepest_class(allowance for *_, allowance in _differences(config, problem))
+    return Allowance.deepest(allowance for *_, allowance in _differences(config, problem))
 
 
 def _differences(config: TrainConfig, problem: Problem) -> Iterator[tuple[str, Any, Any, Allowance]]:
@@ -186,7 +171,8 @@ def shown_changes(changed: Iterable[Change]) -> str:
 
 
 def short_name(knob: str) -> str:
-    return SHORT_NAMES.get(knob, knob.removeprefix(OWN))
+    short = KNOBS[knob].knob.short if knob in KNOBS else None
+    return short or knob.removeprefix(OWN)
 
 
 class KnobOption(NamedTuple):

@@ -38,12 +38,12 @@ from autotune.storage.trust import check_within
 from autotune.training.arguments import arguments_of
 from autotune.units import visible
 from autotune.value import TEMPORARY_SUFFIX, Value, found_value, open_own, read_value, write_value
+from autotune.values.result import ANSWER_FILE as ANSWER_FILE
 from autotune.values.result import SCHEMA_VERSION as ANSWER_VERSION
 from autotune.values.result import ResultData
 from autotune.values.trial import TrialResult
 
 PLAN_FILE = "search.json"
-ANSWER_FILE = "best-config.json"
 RESULT_FILE = "result.json"
 STUDY_FILE = "study.journal"
 EXPLAIN_FOLDER = "explain"

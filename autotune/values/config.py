@@ -35,13 +35,12 @@ class Allowance(StrEnum):
         return list(Allowance).index(self)
 
     def admits(self, other: "Allowance") -> bool:
-        """Whether a change of class `other` is allowed."""
         return other.rank <= self.rank
 
-
-def deepest_class(classes: Iterable[Allowance]) -> Allowance:
-    """Return the freest of the classes of some changes; `EXACT` without any."""
-    return max(classes, key=lambda c: c.rank, default=Allowance.EXACT)
+    @classmethod
+    def deepest(cls, classes: Iterable["Allowance"]) -> "Allowance":
+        """Return the freest of the classes of some changes; `EXACT` without any."""
+        return max(classes, key=lambda c: c.rank, default=cls.EXACT)
 
 
 # The values of `Allowance`, as they are written in declarations of knobs.
@@ -324,6 +323,8 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
         return digest_of(self.model_dump(mode="json", exclude={n for n, f in fields if getattr(self, n) == f.default}))
 
 
+_OF_SAMPLING = {"group_by_length": "grouped", "batch_rebalance": "balanced"}
+
 _KNOBS = {
     "per_device_train_batch_size": Knob(_of_split, "micro-batch", argument="always"),
     "precision": Knob(_of_precision, feature="precision={}".format),
@@ -346,16 +347,13 @@ _KNOBS = {
     "dataloader_pin_memory": Knob("exact", "pin-memory", argument="always", is_traced=False),
     "non_blocking": Knob("exact", "non-blocking", is_traced=False, feature="non-blocking"),
     "logging_nan_inf_filter": Knob("exact", "nan-filter", argument="unless default", is_traced=False, feature="nans"),
-    "train_sampling_strategy": Knob(
-        "numerics", "sampling", argument="always",
-        feature={"group_by_length": "grouped", "batch_rebalance": "balanced"}.get,
-    ),
+    "train_sampling_strategy": Knob("numerics", "sampling", argument="always", feature=_OF_SAMPLING.get),
     "packing": Knob(_of_layout, feature="packed"),
     "pad_to_multiple_of": Knob(_of_layout, feature="padded={}"),
     "generation_batch_size": Knob("exact", "generation-batch"),
     "precompute_ref_log_probs": Knob("exact", "precompute-ref"),
     "torch_empty_cache_steps": Knob(
-        "exact", "empty-cache", argument="unless default", is_traced=False, feature="empty-cache={}",
+        "exact", "empty-cache", argument="unless default", is_traced=False, feature="empty-cache={}"
     ),
     "expandable_segments": Knob("exact", feature="expandable-segments", is_traced=False),
     "parallelism.world_size": Knob(_of_layout, "devices", feature="several"),
@@ -369,9 +367,9 @@ _KNOBS = {
     "parallelism.ddp_bucket_cap_mb": Knob("exact", "ddp-bucket-cap-mb"),
     "parallelism.ddp_find_unused_parameters": Knob("exact", "ddp-find-unused"),
     "parallelism.ddp_broadcast_buffers": Knob(  # each rank keeps its own means of batch norm
-        lambda change: "numerics" if change.facts.batch_coupled else "exact", "ddp-broadcast-buffers",
+        lambda change: "numerics" if change.facts.batch_coupled else "exact", "ddp-broadcast-buffers"
     ),
-}  # fmt: skip
+}
 
 _FIELDS = {name: field for name, field in TrainConfig.model_fields.items() if name not in ("parallelism", "own")}
 _FIELDS |= {f"parallelism.{name}": field for name, field in Parallelism.model_fields.items()}

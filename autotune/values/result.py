@@ -15,27 +15,18 @@ from autotune.errors import writing
 from autotune.units import show_rate
 from autotune.value import Value, save_bytes
 from autotune.values.budget import LossVerdict, Soaked
-from autotune.values.config import Allowance, TrainConfig, deepest_class
+from autotune.values.config import Allowance, TrainConfig
 from autotune.values.estimate import MemoryBreakdown
 from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Change, Objective, Problem
 from autotune.values.statistics import Speedup
 from autotune.values.time_spent import Spent, ends_s
-from autotune.values.trial import (
-    Alive,
-    Interval,
-    Measurement,
-    Prediction,
-    Purpose,
-    StepPart,
-    StepParts,
-    TrialResult,
-    TrialStatus,
-)
+from autotune.values.trial import Alive, Interval, Measurement, Prediction, Purpose, StepParts, TrialResult, TrialStatus
 from autotune.values.workload import Workload
 
 SCHEMA_VERSION: Literal[1] = 1
+ANSWER_FILE = "best-config.json"  # of a run directory
 
 
 class StepTime(Value):
@@ -64,7 +55,7 @@ class Contender(Value):
 
     @property
     def allowance(self) -> Allowance:
-        return deepest_class(c.allowance for c in self.changes)
+        return Allowance.deepest(c.allowance for c in self.changes)
 
     def rate(self, objective: Objective) -> float:
         """Return the samples per second by the objective, corrected; 0 without a measurement."""
@@ -183,12 +174,15 @@ class ResultData(Value):
     spent: Spent | None = Field(default=None, description="where the time went; None: not recorded")
 
     @property
+    def sides(self) -> dict[str, Contender]:
+        """The baseline, and the winner if it is another configuration."""
+        others = {} if self.best.config == self.baseline.config else {"winner": self.best}
+        return {"baseline": self.baseline, **others}
+
+    @property
     def steps(self) -> dict[str, StepTime]:
         """Where a step's time goes, of the baseline and the winner, as far as it is known."""
-        sides = {"baseline": self.baseline, "winner": self.best}
-        if self.best.config == self.baseline.config:
-            del sides["winner"]
-        return {side: contender.step for side, contender in sides.items() if contender.step is not None}
+        return {side: contender.step for side, contender in self.sides.items() if contender.step is not None}
 
     def __repr__(self) -> str:
         """Return model, verdict and number of trials; `model_dump_json()` has everything."""
@@ -278,7 +272,7 @@ class Compared(Value):
     peak_bytes: tuple[int, int]  # of memory; 0: unknown
     ratio: float  # of throughput, the second over the first
     interval: Interval
-    more_s: dict[StepPart, float]  # seconds of a step by which each part takes longer in the second; empty: unknown
+    more_s: StepParts  # seconds of a step by which each part takes longer in the second; empty: unknown
 
 
 class Comparison(Value):

@@ -18,7 +18,7 @@ import statistics
 from collections.abc import Sequence
 
 from autotune.values.budget import LossCurve, LossVerdict
-from autotune.values.config import Allowance, Precision, deepest_class
+from autotune.values.config import Allowance, Precision
 from autotune.values.model import ModelFacts
 from autotune.values.problem import Change
 
@@ -39,7 +39,7 @@ def compare(
         for c in (curve, reference, again)
     )
     scale, progress = statistics.fmean(map(abs, reference.losses)), theirs[0] - theirs[-1]
-    deepest = deepest_class(c.allowance for c in changed)
+    deepest = Allowance.deepest(c.allowance for c in changed)
     # Batch norm and routers depend on whole micro-batches.
     sizes, is_coupled = ("per_device_train_batch_size", "packing"), facts.batch_coupled is not None
     is_rebatched = is_coupled and any(c.knob in sizes or "batch_rebalance" in (c.before, c.after) for c in changed)
