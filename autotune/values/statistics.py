@@ -43,6 +43,8 @@ DRIFT = {"cpu": 0.067, "cuda": 0.047}
 TRIAL_SPREAD = 1.2
 PRIOR_DEGREES = 3
 
+Trials = Sequence[Sequence[float]]  # seconds of the steps of each trial
+
 
 def t95(degrees_of_freedom: float) -> float:
     """Return the two-sided 95 % quantile of Student's t, rounding the degrees of freedom down."""
@@ -81,11 +83,7 @@ class Speedup(Value):
         return self.interval.high if self.interval.is_narrow or self.interval.high <= 1.1 else None
 
 
-def ratio_of_means(
-    numerator: Sequence[Sequence[float]],
-    denominator: Sequence[Sequence[float]],
-    others: Sequence[Sequence[Sequence[float]]] = (),
-) -> Speedup:
+def ratio_of_means(numerator: Trials, denominator: Trials, others: Sequence[Trials] = ()) -> Speedup:
     """Return the ratio of two mean times and its 95 % interval, from step times, a sequence per trial and round.
 
     Deviations that all trials of a round share, as when the machine became slower, don't widen the interval. `others`
@@ -119,10 +117,7 @@ def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]], *, spread: float
     flat = np.array([log for run in logs for log in run])
     one, other = np.triu_indices(len(flat))
     averages = np.sort((flat[one] + flat[other]) / 2)  # thousands of turns have millions
-    if not len(averages):
-        return Speedup(ratio=math.nan, interval=Interval(low=0.0, high=math.inf))
-    middle = float(np.median(averages))
-    count = len(flat)
+    middle, count = float(np.median(averages)) if len(averages) else math.nan, len(flat)
     # The number of Walsh averages below the interval, by the normal approximation of the signed-rank distribution.
     outside = round(count * (count + 1) / 4 - 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24))
     if count < 6 or outside < 1:  # of fewer the signed-rank test has no 95 % interval
@@ -154,12 +149,7 @@ class Spread(NamedTuple):
     degrees: float
 
 
-def trial_spread(
-    sides: Sequence[Sequence[Sequence[float]]],
-    others: Sequence[Sequence[Sequence[float]]] = (),
-    *,
-    by_round: bool = True,
-) -> Spread:
+def trial_spread(sides: Sequence[Trials], others: Sequence[Trials] = (), *, by_round: bool = True) -> Spread:
     """Return the pooled spread of the means of each configuration's trials, from step times, a sequence per trial.
 
     Trials of `others` count for the spread, but not their steps for its prior. `by_round` removes deviations that the
@@ -212,7 +202,7 @@ def expected_rates(singles: Sequence[Single]) -> list[float]:
     return [rate - statistics.fmean(offsets or [0.0]) for rate in rates]
 
 
-def parts_of(trial: Sequence[float]) -> list[Sequence[float]]:
+def parts_of(trial: Sequence[float]) -> Trials:
     """Return the step times of a trial in `PARTS` parts, or as one where a part would have a single step."""
     size = len(trial) // PARTS
     if size < 2:
@@ -220,7 +210,7 @@ def parts_of(trial: Sequence[float]) -> list[Sequence[float]]:
     return [trial[n * size : (n + 1) * size if n + 1 < PARTS else len(trial)] for n in range(PARTS)]
 
 
-def spread_of_parts(sides: Sequence[Sequence[Sequence[float]]]) -> Spread:
+def spread_of_parts(sides: Sequence[Trials]) -> Spread:
     """Return the spread of runs, taken from the parts of trials in turn, a sequence of parts per configuration."""
     means = [_log_means(side) for side in sides]
     squares = sum((value - statistics.fmean(side)) ** 2 for side in means for value in side)
@@ -228,9 +218,7 @@ def spread_of_parts(sides: Sequence[Sequence[Sequence[float]]]) -> Spread:
     return Spread(math.sqrt(squares / degrees), degrees)
 
 
-def next_run_interval(
-    trials: Sequence[Sequence[float]], spread: Spread, samples_per_step: int, *, later: float = 0.0
-) -> Interval:
+def next_run_interval(trials: Trials, spread: Spread, samples_per_step: int, *, later: float = 0.0) -> Interval:
     """Return the 95 % prediction interval of the next run's samples/s; `later` is the log deviation of other times."""
     rate = samples_per_step / statistics.fmean(chain.from_iterable(trials))
     steps = _step_variance(trials) / max(1, min(len(trial) for trial in trials))
@@ -239,7 +227,7 @@ def next_run_interval(
     return Interval(low=rate * math.exp(-half), high=rate * math.exp(half))
 
 
-def drift(trials: Sequence[Sequence[float]]) -> float:
+def drift(trials: Trials) -> float:
     """Return by how much the slowest trial takes longer than the fastest; 0 within three standard errors (99.7 %)."""
     known = [trial for trial in trials if len(trial) >= 2]
     if len(known) < 2:
@@ -250,7 +238,7 @@ def drift(trials: Sequence[Sequence[float]]) -> float:
     return change - 1 if math.log(change) > 3 * error else 0.0
 
 
-def _log_means(side: Sequence[Sequence[float]]) -> list[float]:
+def _log_means(side: Trials) -> list[float]:
     return [math.log(statistics.fmean(trial)) for trial in side]
 
 
@@ -261,12 +249,12 @@ def _log_variance(values: Sequence[float]) -> float:
     return math.fsum((log - mean) ** 2 for log in logs) / (len(logs) - 1)
 
 
-def _trial_prior(trials: Sequence[Sequence[float]]) -> float:
+def _trial_prior(trials: Trials) -> float:
     """Return the prior variance of the logarithm of a trial's mean: where steps hardly differ, processes still do."""
     return TRIAL_SPREAD**2 * _step_variance(trials) + PROCESS_SPREAD**2 / 2
 
 
-def _step_variance(trials: Sequence[Sequence[float]]) -> float:
+def _step_variance(trials: Trials) -> float:
     """Return the variance of the logarithm of a step's time within a trial, pooled over the trials."""
     known = [trial for trial in trials if len(trial) >= 2]
     degrees = sum(len(trial) - 1 for trial in known)
