@@ -42,10 +42,7 @@ class Launched(NamedTuple):
 
 
 def without_launcher(command: Sequence[str]) -> Launched:
-    """Return a command line without its launcher.
-
-    InputError: the launcher can't read its options, or asks for what trials don't have.
-    """
+    """Return a command line without its launcher; InputError: it can't read its options, or trials can't have them."""
     words, said = list(command), io.StringIO()
     at = next((at for at, word in enumerate(words) if at and word not in _OF_PYTHON), len(words))
     if words[at : at + 1] == ["-m"] and (launcher := _LAUNCHER_MODULES.get("".join(words[at + 1 : at + 2]))):

@@ -28,18 +28,7 @@ from autotune.values.config import OwnValues, Precision, Scalar, TrainConfig
 from autotune.values.hardware import cuda_count
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest
-from autotune.values.workload import (
-    ACCUMULATION,
-    CODE_FILE,
-    STEP_FILE,
-    Choices,
-    Held,
-    OwnCode,
-    OwnKnob,
-    OwnStep,
-    Traits,
-    Workload,
-)
+from autotune.values.workload import ACCUMULATION, CODE_FILE, STEP_FILE, OwnCode, OwnKnob, OwnStep, Traits, Workload
 
 # Options that contradict the user's code, with the reason of the refusal.
 DECIDED_BY_CODE: dict[str, str] = {
@@ -94,10 +83,7 @@ class UserTrainer(Subject):
         super().__init__(options, self.code.name, {CODE_FILE: content})
 
     def plan(self, start: Start, describe: Describe) -> SearchPlan:
-        """Return the plan of the workload found in the code, whose arguments are the baseline.
-
-        Knobs that the code decides stay as in the baseline. The trials aren't recorded, since the code may change.
-        """
+        """Return the plan of the workload found in the code; its trials aren't recorded, since the code may change."""
         shown, options = self.code.shown, self.options
         spec = ModelSpec(reference=shown, name=shown, source="own", model_type="your own code", kind="own", config={})
         workload = Workload(
@@ -114,13 +100,12 @@ class UserTrainer(Subject):
         baseline = baseline.model_copy(update={"packing": found.packs})
         if found.weights == "bfloat16" and baseline.precision is Precision.FP32:
             baseline = baseline.model_copy(update={"precision": Precision.PURE_BF16})
-        known = {name: getattr(found, name) for name in Traits.model_fields} | {"held": {}}
-        for knob, reason in found.held.items():
-            value = getattr(baseline, knob)  # a member of an enumeration is held as its text
-            known["held"][knob] = Held(value=str(value) if isinstance(value, str) else value, reason=reason)
+        held = {knob: {"value": getattr(baseline, knob), "reason": reason} for knob, reason in found.held.items()}
+        traits = {name: getattr(found, name) for name in Traits.model_fields}
+        code = OwnCode.model_validate({**dict(self.code), **traits, "held": held})
         seen = {name: getattr(found, name) for name in ("task", "sequence_length", "target_length")}
         seen |= {"model": found.spec, "global_batch_size": batch, "fixed_arguments": found.fixed}
-        workload = workload.model_copy(update={**seen, "own_code": self.code.model_copy(update=known)})
+        workload = workload.model_copy(update={**seen, "own_code": code})
         on = f" on {devices} devices" if devices > 1 else ""
         start.notes.append(f"global batch {batch} samples, that of your own arguments{on}, which are the baseline")
         if self.options.devices in ((), (1,)) and hardware.kind == "cuda" and (there := cuda_count()) > 1:
@@ -224,10 +209,10 @@ class UserLoop(Subject):
         workload = workload.model_copy(update={"own_step": self.own})
         found = description_of(start, workload, describe) if options.model else Description(facts=facts_for(space))
         honoured = ", ".join(name.removeprefix(OWN) for name in space.parameters)
-        rest_of_it = "other fields of a configuration stay as they are and mean nothing to it"
-        start.notes.append(f"your own loop: that your function honours {honoured} is taken on trust; {rest_of_it}")
-        done = "it is timed; it isn't evaluated or saved, and its trials aren't kept for later searches"
-        start.notes.append(f"your own loop: {done}")
+        trusted = f"that your function honours {honoured} is taken on trust; other fields of a configuration stay as "
+        trusted += "they are and mean nothing to it"
+        timed = "it is timed; it isn't evaluated or saved, and its trials aren't kept for later searches"
+        start.notes.extend(f"your own loop: {note}" for note in (trusted, timed))
         baseline = make_point(baseline_of(workload, found.facts, readers, start.arguments))
         for knob, choices in self.own.knobs.items():
             if choices is not None and (options.baseline is None or baseline.get(knob) not in choices):
@@ -237,10 +222,10 @@ class UserLoop(Subject):
                 if not dividing:
                     raise InputError(f"knobs: {knob}: none of {choices} divides the global batch of {batch}")
                 first.setdefault(knob, dividing[0])
+        config = make_config({**baseline, **first})
         plan = plan_from(
-            start, workload, found, space, soak=False, loss_steps=0, record=False, options=None,
-            baseline=make_config({**baseline, **first}),
-        )  # fmt: skip
+            start, workload, found, space, baseline=config, soak=False, loss_steps=0, record=False, options=None
+        )
         # The largest smaller micro-batch fits where the baseline fits; without one the smallest larger one runs. With a
         # free global batch each micro-batch is another batch, and gradients can't be compared.
         mine, free = plan.baseline.per_device_train_batch_size, plan.workload.global_batch_size is None
@@ -252,10 +237,7 @@ class UserLoop(Subject):
 
 
 def space_of(own: OwnStep, usual: str) -> SpaceFile:
-    """Return the space of the knobs of a user's function, in the order of the built-in spaces.
-
-    Knobs named without choices have those of the default space of the device, `usual`, or of further spaces.
-    """
+    """Return the space of a user's knobs, in the built-in order; those without choices have the `usual` space's."""
     known: dict[str, Parameter] = {}
     for space in dict.fromkeys((usual, "default", "full")):
         known |= {name: p for name, p in load_space(space).parameters.items() if name not in known}
@@ -296,7 +278,7 @@ def own_knobs(knobs: Knobs | None) -> dict[str, OwnKnob]:
     return {str(name): knob for name, knob in named.items() if isinstance(knob, OwnKnob)}
 
 
-def _checked(knobs: Knobs) -> tuple[dict[str, Choices | None], dict[str, OwnKnob]]:
+def _checked(knobs: Knobs) -> tuple[dict[str, tuple[Scalar, ...] | None], dict[str, OwnKnob]]:
     """Return the fields of TrainConfig with their choices, and the knobs of the function's own."""
     if isinstance(knobs, str):
         raise InputError(f"knobs: expected a list of names, such as [{knobs!r}]")
