@@ -137,14 +137,8 @@ def _recipe(result: ResultData, recipe: Recipe) -> dict[str, Any]:
 
 def user_steps(result: ResultData) -> dict[str, int]:
     """Return the user's own `max_steps`, if it is two or more: a script times all steps but the first."""
-    steps = user_arguments(result).get("max_steps")
+    steps = result.arguments.training_arguments.get("max_steps")
     return {"max_steps": steps} if isinstance(steps, int) and steps > 1 else {}
-
-
-def user_arguments(result: ResultData) -> dict[str, Any]:
-    """Return the user's own TrainingArguments, with their values in the answer."""
-    measured = result.arguments.training_arguments
-    return {name: measured.get(name, value) for name, value in result.workload.fixed_arguments.items()}
 
 
 def hyperparameter(result: ResultData, name: str) -> Any:
@@ -163,7 +157,8 @@ def lost_arguments(result: ResultData, said: Collection[str]) -> list[str]:
     These are the user's own, and those of knobs that targets can't say otherwise. A target expresses the `said` ones
     and, as every target, the hyperparameters.
     """
-    own, measured = user_arguments(result), result.arguments.training_arguments
+    measured = result.arguments.training_arguments
+    own = {name: measured.get(name, value) for name, value in result.workload.fixed_arguments.items()}
     # Every target translates these.
     translated = {"use_liger_kernel", "torch_compile_backend", "torch_compile_mode", "dataloader_prefetch_factor"}
     of_knobs = (n for n, (knob, _) in KNOBS.items() if knob.argument == "unless default" and n not in translated)

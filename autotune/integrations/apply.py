@@ -47,9 +47,8 @@ def prepared(answer: Path, command: Sequence[str]) -> tuple[OwnCode, ResultData]
         told = launch_commands(ours, str(answer))[0]
         raise InputError(f"{answer}: trains in processes that a launcher starts: {told}")
     if int(processes) != (devices := config.parallelism.world_size):
-        raise InputError(
-            f"{answer}: is for {devices} processes, and this is one of {processes} (WORLD_SIZE, or your launcher)"
-        )
+        here = f"one of {processes} (WORLD_SIZE, or your launcher)"
+        raise InputError(f"{answer}: is for {devices} processes, and this is {here}")
     # Knobs that the code sets itself stay the script's; an answer that was found for a model alone decides all knobs.
     traits = {name: getattr(known, name) for name in ("held", "normalizes", "checkpoints")} if known is not None else {}
     return code.model_copy(update=traits or {"normalizes": True}), result

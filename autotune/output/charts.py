@@ -217,8 +217,8 @@ def waterfall(found: Explanation | None) -> Figure | None:
     if found is None or found.winner_samples_per_second is None or not any(step.end for step in steps):
         return None
     base, winner = found.baseline_samples_per_second, found.winner_samples_per_second
-    ends = [Step(name, f"{show_rate(rate)} samples/s", "", name, rate, rate)
-            for name, rate in (("baseline", base), ("winner", winner)) if rate]  # fmt: skip
+    rates = {name: rate for name, rate in (("baseline", base), ("winner", winner)) if rate}
+    ends = [Step(name, f"{show_rate(rate)} samples/s", "", name, rate, rate) for name, rate in rates.items()]
     rows = [*ends[:-1], *steps, ends[-1]]
     label = f"What each of {len(found.contributions)} knobs brought, up to {show_rate(winner)} samples/s"
     figure, axes = _figure(label, "samples/s", "", height=_ROW * len(rows) + 90)

@@ -42,7 +42,7 @@ def gather(run_dir: str | Path) -> RunReport:
             nothing = f"the search was stopped before it wrote its answer; `{resuming}` goes on"
         elif searched:
             nothing = str(nothing_found(plan, searched))
-    breakdowns, no_breakdown = _breakdowns(directory, finals, result)
+    breakdowns, no_breakdown = _breakdowns(directory.path, finals, result)
     return RunReport(
         run_directory=str(directory.path),
         written=now(),
@@ -83,12 +83,10 @@ def command(options: SearchOptions, code: OwnCode | None = None) -> str | None:
     return shlex.join(words) if code is None else f"{shlex.join(words)} -- {code.command_line}"
 
 
-def _breakdowns(
-    directory: RunDirectory, finals: Finals, result: ResultData | None
-) -> tuple[tuple[Breakdown, ...], str | None]:
+def _breakdowns(folder: Path, finals: Finals, result: ResultData | None) -> tuple[tuple[Breakdown, ...], str | None]:
     """Return the predicted memory of baseline and winner, corrected by the trials, or why there is none."""
     plan = finals.plan
-    traces = found_value(Traces, directory.path / "trace" / "answer.json")
+    traces = found_value(Traces, folder / "trace" / "answer.json")
     if traces is None:
         return (), "the model was not traced in this search"
     model = CostModel.of(plan.workload, plan.hardware, rates_of(plan.hardware), traces.profiles)

@@ -7,7 +7,8 @@ model (`ModelFacts`) and techniques. Trials find the rest.
 import functools
 from collections.abc import Iterable, Iterator
 
-from autotune.space import parallel_rules
+from autotune.space.parallel_rules import RULES as PARALLEL_RULES
+from autotune.space.parallel_rules import Rule, accumulates
 from autotune.training.adapters import ATTENTION_MODULES, EXPERT_PARAMETERS, IA3_MODULES
 from autotune.training.arguments import compiler_refuses_tf32
 from autotune.values.config import Precision, TrainConfig
@@ -21,11 +22,7 @@ _NEEDS_CC = "needs a C compiler on CUDA, with which Triton builds launchers of i
 
 
 def refusals(
-    config: TrainConfig,
-    workload: Workload,
-    facts: ModelFacts,
-    hardware: Hardware,
-    among: Iterable[parallel_rules.Rule] | None = None,
+    config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware, among: Iterable[Rule] | None = None
 ) -> Iterator[str]:
     """Yield the first reason of each rule that has one; `among`: of these rules alone."""
     for rule in RULES if among is None else among:
@@ -117,7 +114,7 @@ def _optimizer(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
         yield f"{config.optim} compiles its step, which needs a C++ compiler on the CPU (g++)"
     if row.compiles and not hardware.is_cpu and not hardware.has_cc:
         yield f"{config.optim} compiles its step, which {_NEEDS_CC}"
-    if row.updates_in_backward and parallel_rules.accumulates(config, workload):
+    if row.updates_in_backward and accumulates(config, workload):
         yield f"{config.optim} updates weights during the backward pass, which gradient accumulation forbids"
     if row.targets and not facts.linear_modules:
         yield f"{config.optim} projects the gradients of linear layers, and {workload.model.model_type} has none"
@@ -164,7 +161,7 @@ def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
     if config.torch_compile_backend == "cudagraphs" and hardware.is_cpu:
         yield "cudagraphs does nothing on a CPU"
     # The second micro-step raises "output of CUDAGraphs that has been overwritten".
-    if config.records_graphs and not hardware.is_cpu and parallel_rules.accumulates(config, workload):
+    if config.records_graphs and not hardware.is_cpu and accumulates(config, workload):
         graphs = f"CUDA graphs ({config.torch_compile_mode or config.torch_compile_backend})"
         yield f"{graphs} overwrite gradients that accumulate; max-autotune-no-cudagraphs records none"
 
@@ -304,7 +301,7 @@ def _sampling(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
         yield f"{said}: {_ONE_LENGTH}"
     if config.packing:
         yield f"packed batches have no padding that {said} could save"
-    if config.is_balanced and not parallel_rules.accumulates(config, workload):
+    if config.is_balanced and not accumulates(config, workload):
         yield f"{said} moves samples between the micro-batches of a step, which has one"
     if config.is_balanced and config.parallelism.data_parallel != config.parallelism.world_size:
         yield f"{said}: transformers' sampler deals samples out to all ranks, of which some should have the same"
@@ -386,9 +383,9 @@ def _user_code(config: TrainConfig, workload: Workload, facts: ModelFacts, hardw
             yield f"{barred.knob} {barred.value}: {barred.reason}"
 
 
-RULES: tuple[parallel_rules.Rule, ...] = (
+RULES: tuple[Rule, ...] = (
     _micro_batch, _precision, _tf32, _attention, _optimizer, _checkpointing, _compile, _experts, _gpu_alone, _adapter,
-    _quantization, _chunked_loss, _sampling, _packing, _padding, _recipe, _user_code, *parallel_rules.RULES,
+    _quantization, _chunked_loss, _sampling, _packing, _padding, _recipe, _user_code, *PARALLEL_RULES,
 )  # fmt: skip
 
 # Those that a baseline may break and train.

@@ -311,11 +311,8 @@ _DEFAULTS: dict[str, Any] = {
 
 # TrainingArguments that the search decides. A baseline's values for these become its TrainConfig.
 SEARCHED_ARGUMENTS = frozenset(
-    {
-        *_ONE_TO_ONE, *_DEFAULTS, "gradient_accumulation_steps", "bf16", "fp16", "dataloader_persistent_workers",
-        *OF_DDP,
-    }
-)  # fmt: skip
+    {*_ONE_TO_ONE, *_DEFAULTS, *OF_DDP, "gradient_accumulation_steps", "bf16", "fp16", "dataloader_persistent_workers"}
+)
 
 # Arguments of trials of the user's own code alone: it decides which columns are removed; nothing is evaluated or saved.
 OWN_HARNESS: dict[str, Any] = {

@@ -112,11 +112,7 @@ def _of_all_layers(config: Any, name: str) -> Any:
 
 def _figures(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config, and the configs within it, without the fields in `_NAMING`."""
-    return {
-        name: _figures(value) if isinstance(value, dict) else value
-        for name, value in config.items()
-        if name not in _NAMING
-    }
+    return {n: _figures(value) if isinstance(value, dict) else value for n, value in config.items() if n not in _NAMING}
 
 
 def experts_of(config: PreTrainedConfig) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from autotune.errors import InputError, UnknownModelError, one_line, suggestion
 from autotune.training.inputs import IMAGES, SOUND
 from autotune.units import visible
-from autotune.values.catalogue import catalogue, entries_by_name
+from autotune.values.catalogue import catalogue
 from autotune.values.model import UNTRAINED, Kind, ModelSpec, Task
 
 # The class that chooses the head by model type, and the table of transformers that names those types.
@@ -51,7 +51,8 @@ def resolve(reference: str, *, revision: str | None = None, trust_remote_code: b
     if not name:
         raise InputError("the model's name is empty; `autotune models` lists the catalogue")
     asked = {"reference": reference, "revision": revision, "trust_remote_code": trust_remote_code}
-    if entry := entries_by_name().get(name.lower()):
+    known = {one.lower(): entry for entry in catalogue() for one in (entry.id, *entry.names)}
+    if entry := known.get(name.lower()):
         figures = entry.model_dump(include={"model_type", "kind", "config"})
         return ModelSpec(**asked, **figures, name=entry.id, source="catalogue")
     try:

@@ -61,7 +61,6 @@ class Budget(Value):
 
     @classmethod
     def of(cls, effort: Effort) -> "Budget":
-        """Return the limits that `effort` stands for."""
         return _BUDGETS[effort]
 
 

@@ -59,9 +59,8 @@ class Phase(Value):
 
 
 # Of the allocated peak: their names in words, and as fields.
-COMPONENTS = {name: name.replace(" states", "_state") for name in (
-    "weights", "gradients", "optimizer states", "activations", "temporaries", "communication",
-)}  # fmt: skip
+_PARTS = ("weights", "gradients", "optimizer states", "activations", "temporaries", "communication")
+COMPONENTS = {name: name.replace(" states", "_state") for name in _PARTS}
 
 
 class MemoryBreakdown(Value):

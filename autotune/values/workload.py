@@ -299,11 +299,7 @@ class Workload(Value):
         }
 
     def accumulation_steps(self, config: TrainConfig) -> int:
-        """Return micro-batches per optimizer step on one device.
-
-        Raises:
-            ValueError: The micro-batches of all data-parallel ranks together don't divide the global batch.
-        """
+        """Return micro-batches per optimizer step on one device; ValueError: they don't divide the global batch."""
         if self.global_batch_size is None:
             return 1
         ranks = config.parallelism.data_parallel

@@ -53,11 +53,6 @@ def catalogue() -> tuple[CatalogueEntry, ...]:
     return tuple(entries)
 
 
-@functools.cache
-def entries_by_name() -> dict[str, CatalogueEntry]:
-    return {name.lower(): entry for entry in catalogue() for name in (entry.id, *entry.names)}
-
-
 # GPUs
 
 Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "int8"]
