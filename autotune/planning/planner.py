@@ -18,7 +18,7 @@ from autotune.planning.workload import check_recipe, searched_workload
 from autotune.space.file import Parameter, SpaceFile, load_space
 from autotune.space.knobs import fitting, fixed_values, knob_named, knobs, make_config, make_point
 from autotune.space.rules import refusals
-from autotune.training.baseline import UserArguments, baseline_config, read_arguments
+from autotune.training.baseline import NOTHING_GIVEN, UserArguments, baseline_config, read_arguments
 from autotune.units import show_memory, show_time
 from autotune.value import write_bytes
 from autotune.values.budget import Budget, Effort
@@ -40,7 +40,7 @@ class Start:
     hardware: Hardware
     memory_bytes: int
     budget: Budget
-    arguments: UserArguments | None  # the user's own, which are the baseline
+    arguments: UserArguments  # the user's own, which are the baseline
     is_shared: bool  # whether concurrent trials slow each other down
     notes: list[str]  # what the user should know; planning adds to it
 
@@ -101,7 +101,7 @@ def start_of(options: SearchOptions, allotment: Allotment) -> Start:
     if allotment.hardware.is_cpu and options.device != "cpu" and (why := why_untuned()):
         raise MachineError(why)
     hardware, spreading = spread(allotment.hardware, options.devices, is_single=options.fleet.is_single)
-    arguments = read_arguments(Path(options.baseline)) if options.baseline else None
+    arguments = read_arguments(Path(options.baseline)) if options.baseline else NOTHING_GIVEN
     device = f"tuning for {hardware.name} ({show_memory(hardware.memory_bytes)})"
     if hardware.is_cpu:
         why = "" if options.device == "cpu" else "no accelerator found: "
@@ -143,9 +143,8 @@ def default_space(hardware: Hardware) -> str:
 
 
 def description_of(start: Start, workload: Workload, describe: Describe) -> Description:
-    given = start.arguments
-    own = {} if given is None else {"arguments": {**given.searched, **given.fixed}, "source": given.source}
-    return describe(DescribeRequest(workload=workload, **own))
+    searched, fixed, source = start.arguments
+    return describe(DescribeRequest(workload=workload, arguments={**searched, **fixed}, source=source))
 
 
 def plan_from(start: Start, workload: Workload, found: Description, space: SpaceFile, **changes: Any) -> SearchPlan:
@@ -214,7 +213,7 @@ def plan_from(start: Start, workload: Workload, found: Description, space: Space
 
 
 def baseline_of(
-    workload: Workload, facts: ModelFacts, hardware: Hardware, arguments: UserArguments | None = None
+    workload: Workload, facts: ModelFacts, hardware: Hardware, arguments: UserArguments = NOTHING_GIVEN
 ) -> TrainConfig:
     """Return the baseline: the user's `arguments`, and defaults of TRL or the Trainer, for samples that fit in."""
     both = "--seq-len" if workload.recipe is None else "--prompt-len and --completion-len, together"
@@ -226,11 +225,10 @@ def baseline_of(
             raise InputError(f"{option} {length}: {workload.model.name} has {longest} positions; use at most that")
     is_kto = workload.recipe is not None and workload.recipe.name == "kto"  # which compares samples of a micro-batch
     if workload.recipe is not None:
-        own = arguments or UserArguments({}, {})
-        usual = {"bf16": hardware.has_bf16 and not own.searched.get("fp16")}
-        if not {"activation_checkpointing", "gradient_checkpointing"} & own.searched.keys():
+        usual = {"bf16": hardware.has_bf16 and not arguments.searched.get("fp16")}
+        if not {"activation_checkpointing", "gradient_checkpointing"} & arguments.searched.keys():
             usual["gradient_checkpointing"] = facts.supports_checkpointing
-        arguments = own._replace(searched={**usual, **own.searched})
+        arguments = arguments._replace(searched={**usual, **arguments.searched})
     return baseline_config(arguments, workload.global_batch_size, facts, hardware, least=2 if is_kto else 1)
 
 

@@ -24,7 +24,7 @@ DEFAULT_GLOBAL_BATCH = {"cuda": 64, "cpu": 8}
 def searched_workload(
     options: SearchOptions,
     hardware: Hardware,
-    arguments: UserArguments | None,
+    arguments: UserArguments,
     notes: list[str],
     model: tuple[ModelSpec, Task] | None = None,
 ) -> Workload:
@@ -32,16 +32,15 @@ def searched_workload(
     if options.text_field and not options.data:
         raise InputError("--text-field: needs --data FILE")
     workload, ranks = workload_of(options, hardware.kind, notes, model), hardware.count or 1
-    steps = arguments.searched.get("gradient_accumulation_steps", 1) if arguments is not None else 1
+    steps, source = arguments.searched.get("gradient_accumulation_steps", 1), arguments.source
     if options.global_batch == "any" and steps > 1:
-        source = arguments.source if arguments is not None else ""
         raise InputError(f"{source}: gradient_accumulation_steps {steps} and --global-batch any: drop one of the two")
-    if arguments is not None and options.global_batch != "any":
+    if options.baseline and options.global_batch != "any":
         own, asked = arguments.global_batch_size * ranks, options.global_batch
         if asked is not None and asked != own:
             how = f"per_device_train_batch_size x gradient_accumulation_steps{f' x {ranks} devices' * (ranks > 1)}"
             raise InputError(f"--global-batch {asked}: the baseline's is {own} ({how}); drop one of the two")
-        batch: int | None = check_batch(own, f"{arguments.source}: the global batch")
+        batch: int | None = check_batch(own, f"{source}: the global batch")
     else:
         usual = -(-DEFAULT_GLOBAL_BATCH[hardware.kind] // ranks) * ranks  # the least that the ranks can share evenly
         batch = global_batch_of(options, usual, notes, together=ranks > 1)
@@ -51,7 +50,7 @@ def searched_workload(
             raise InputError(f"--global-batch {batch}: {ranks} devices can't share it evenly; {nearest}")
     data = {"dataset": str(checked_path(options.data)) if options.data else None, "text_field": options.text_field}
     workload = with_batch(workload.model_copy(update=data), batch, notes)
-    return workload.model_copy(update={"seed": options.seed, "fixed_arguments": arguments.fixed if arguments else {}})
+    return workload.model_copy(update={"seed": options.seed, "fixed_arguments": arguments.fixed})
 
 
 def workload_of(

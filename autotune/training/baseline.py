@@ -33,6 +33,8 @@ class UserArguments(NamedTuple):
         return micro * int(self.searched.get("gradient_accumulation_steps", 1))
 
 
+NOTHING_GIVEN = UserArguments({}, {})
+
 # Arguments that a trial can't honour, with the reason or the remedy.
 _REFUSED = {
     "parallelism_config": "it is searched (--devices N), and the baseline is DDP, FSDP or ZeRO",
@@ -173,17 +175,16 @@ def _try_out(given: dict[str, Any]) -> None:
 
 
 def baseline_config(
-    arguments: UserArguments | None, global_batch: int | None, facts: ModelFacts, hardware: Hardware, *, least: int = 1
+    arguments: UserArguments, global_batch: int | None, facts: ModelFacts, hardware: Hardware, *, least: int = 1
 ) -> TrainConfig:
     """Return the configuration to compare with: over several devices FSDP or ZeRO if given, else DDP as by torchrun.
 
     `least`: samples of a micro-batch that the arguments don't give.
     """
-    given, source = (arguments.searched, arguments.source) if arguments else ({}, "--baseline")
-    devices = hardware.count or 1
+    given, source, devices = arguments.searched, arguments.source, hardware.count or 1
     if given.get("bf16") and given.get("fp16"):
         raise InputError(f"{source}: bf16 and fp16 are both set; the Trainer takes one")
-    loading = (arguments.fixed.get("accelerator_config") if arguments else None) or {}
+    loading = arguments.fixed.get("accelerator_config") or {}
     if devices > 1 and isinstance(loading, dict) and loading.get("split_batches"):
         raise InputError(f"{source}: split_batches deals a micro-batch out to all devices; remove it")
     is_said = {name: known.knob.argument == "always" for name, known in KNOBS.items() if known.knob.argument}
@@ -230,10 +231,7 @@ def baseline_config(
 
 
 def _fsdp(given: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return the fields of `Parallelism` for the arguments of FSDP, and whether it `checkpoints`; empty: it is off.
-
-    InputError: a setting that no configuration has (`arguments.training_plan` writes them).
-    """
+    """Return FSDP's fields of `Parallelism` and `checkpoints`, none without it; InputError: a setting can't be used."""
     words, settings = given.get("fsdp"), given.get("fsdp_config") or {}
     if not words:
         return {}
@@ -261,10 +259,7 @@ def _fsdp(given: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def zero_of(given: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return the fields of `Parallelism` for a DeepSpeed configuration or its file; empty: there is none.
-
-    InputError: it can't be read, or has a setting that no configuration has.
-    """
+    """Return DeepSpeed's fields of `Parallelism`, none without it; InputError: its file or a setting can't be used."""
     document = given.get("deepspeed")
     if not document:
         return {}

@@ -11,7 +11,7 @@ from factories import make_facts
 from own_trainings import SCRIPT, script
 
 from autotune.training.arguments import effective_tf32
-from autotune.training.baseline import baseline_config
+from autotune.training.baseline import NOTHING_GIVEN, baseline_config
 from autotune.training.resolve import resolve
 from autotune.value import read_value
 from autotune.values.config import Parallelism
@@ -219,7 +219,7 @@ def test_steps_in_which_the_allocator_gave_its_cache_back_are_counted(cuda):
 
 def test_a_process_that_begins_with_tf32_as_images_of_vendors_have_it_is_the_baselines(model, tmp_path, monkeypatch):
     monkeypatch.setenv(TF32_VARIABLE, "1")
-    baseline = baseline_config(None, 8, make_facts(), detect("cuda:0"))
+    baseline = baseline_config(NOTHING_GIVEN, 8, make_facts(), detect("cuda:0"))
     assert baseline.tf32
     with (bench := Bench(model, tmp_path / "run", device="cuda:0")).runner:
         for config in ({}, {"precision": "bf16"}, EAGER):

@@ -8,7 +8,7 @@ from transformers import TrainingArguments
 
 from autotune.errors import InputError
 from autotune.training.arguments import training_plan
-from autotune.training.baseline import UserArguments, baseline_config, check_arguments, read_arguments
+from autotune.training.baseline import NOTHING_GIVEN, UserArguments, baseline_config, check_arguments, read_arguments
 from autotune.values.config import Parallelism, TrainConfig
 
 ZERO = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}}
@@ -35,7 +35,7 @@ def test_tf32_that_torch_begins_with_is_the_baselines(read, capability, is_on):
 @pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_expandable_segments_of_the_users_environment_are_the_baselines(monkeypatch, hardware, expands, variable):
     monkeypatch.setenv(variable, "max_split_size_mb:128,expandable_segments:True")
-    assert baseline_config(None, 64, make_facts(), hardware).expandable_segments is expands
+    assert baseline_config(NOTHING_GIVEN, 64, make_facts(), hardware).expandable_segments is expands
 
 
 def test_arguments_are_parted_into_what_is_searched_and_what_stays(read):
@@ -233,14 +233,16 @@ def test_what_the_libraries_take_is_taken(given):
 def test_the_default_micro_batch_is_the_largest_up_to_the_trainers_that_divides_the_global_batch(
     global_batch, micro_batch
 ):
-    config = baseline_config(None, global_batch, make_facts(), make_gpu())
+    config = baseline_config(NOTHING_GIVEN, global_batch, make_facts(), make_gpu())
     assert config.per_device_train_batch_size == micro_batch
 
 
 def test_without_arguments_the_baseline_is_the_trainers_defaults():
-    config = baseline_config(None, 64, make_facts(attn_implementations=("eager", "sdpa")), make_gpu())
+    config = baseline_config(NOTHING_GIVEN, 64, make_facts(attn_implementations=("eager", "sdpa")), make_gpu())
     assert config == TrainConfig(per_device_train_batch_size=8, attn_implementation="eager")
-    assert baseline_config(None, 64, make_facts(attn_implementations=()), make_gpu()).attn_implementation is None
+    assert (
+        baseline_config(NOTHING_GIVEN, 64, make_facts(attn_implementations=()), make_gpu()).attn_implementation is None
+    )
 
 
 def test_without_an_accelerator_nothing_is_pinned_and_there_is_no_cache_to_empty(read):
