@@ -53,7 +53,7 @@ class TuningResult(ResultData):
 
             kind = getattr(trl, self.workload.recipe.kind.config)
         made = kind(output_dir=str(output_dir), **{**tuned, **overrides})
-        if not launch_files.needs_launcher(self.best.config) and made.n_gpu > 1:
+        if self.best.config.parallelism.is_single and made.n_gpu > 1:
             made._n_gpu = 1  # no DataParallel, whose steps are larger
         return made
 

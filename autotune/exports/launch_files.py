@@ -59,7 +59,7 @@ def launch_commands(result: ResultData, answer: str = ANSWER_FILE) -> tuple[str,
     if result.workload.own_step is not None or (code is not None and not code.command):
         return ()
     applied = "" if code is None else f"autotune script --apply {shlex.quote(answer)} -- {code.command_line}"
-    if not needs_launcher(config):
+    if config.parallelism.is_single:
         return (f"{_variables(result)}{applied or f'python {SCRIPT}'}",)
     nodes, each = result.hardware.nodes_of(config.parallelism.world_size)
     what = f"--no-python {applied}" if applied else SCRIPT
@@ -80,11 +80,6 @@ def accelerate_command(result: ResultData) -> str:
     return f"{_rank_variables(result)} accelerate launch --config_file {FILE_NAMES[ACCELERATE]} {where}{SCRIPT}"
 
 
-def needs_launcher(config: TrainConfig) -> bool:
-    """Return whether training has to be started as ranks; FSDP and DeepSpeed need that on one device too."""
-    return config.parallelism.world_size > 1 or config.parallelism.sharding != "none"
-
-
 def environment(config: TrainConfig) -> dict[str, str]:
     allocator = {ALLOCATOR_VARIABLE: _EXPANDABLE} if config.expandable_segments else {}
     return allocator | parallel_variables(config)
@@ -95,7 +90,7 @@ def _variables(result: ResultData) -> str:
     config, hardware, chosen = result.best.config, result.hardware, ""
     (nodes, each), seen = hardware.nodes_of(config.parallelism.world_size), hardware.visible
     is_some = seen is not None or hardware.peers is not None  # of the machine's devices
-    if hardware.kind == "cuda" and nodes == 1 and (is_some or not needs_launcher(config)):
+    if hardware.kind == "cuda" and nodes == 1 and (is_some or config.parallelism.is_single):
         like_it = hardware.peers if hardware.peers is not None else [f"cuda:{number}" for number in range(1, each)]
         gpus = [device.removeprefix("cuda:") for device in (hardware.device, *like_it)][:each]
         names = ",".join(gpus if seen is None else [seen[int(gpu)] for gpu in gpus])

@@ -197,7 +197,7 @@ def script(result: ResultData, name: str, template: str, lost: list[str], **valu
         "arguments": result.arguments.training_arguments,
         "hyperparameter": functools.partial(hyperparameter, result),
         "is_cpu": result.hardware.is_cpu,
-        "one_gpu": result.hardware.kind == "cuda" and not launch_files.needs_launcher(config),
+        "one_gpu": result.hardware.kind == "cuda" and config.parallelism.is_single,
         "promise": f"{rate} on {devices}{result.hardware.name} ({found or 'unknown versions'})",
         "reference": spec.path if spec.source == "directory" and spec.path is not None else spec.name,
         "samples_per_step": per_step,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InputError
-from autotune.exports.launch_files import launch_commands, needs_launcher
+from autotune.exports.launch_files import launch_commands
 from autotune.planning.launchers import code_of, without_launcher
 from autotune.storage.run_directory import read_result
 from autotune.units import visible
@@ -42,7 +42,7 @@ def prepared(answer: Path, command: Sequence[str]) -> tuple[OwnCode, ResultData]
     processes = os.environ.get("WORLD_SIZE", str(without_launcher(command).processes or 1))
     if not processes.isdecimal():
         raise InputError(f"WORLD_SIZE={processes[:100]}: expected the number of processes; unset it")
-    if needs_launcher(config) and "WORLD_SIZE" not in os.environ:
+    if not config.parallelism.is_single and "WORLD_SIZE" not in os.environ:
         ours = result.model_copy(update={"workload": result.workload.model_copy(update={"own_code": code})})
         told = launch_commands(ours, str(answer))[0]
         raise InputError(f"{answer}: trains in processes that a launcher starts: {told}")
