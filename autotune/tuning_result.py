@@ -151,10 +151,9 @@ class TuningResult(ResultData):
         """Refuse what needs a model that is known by name."""
         if self.workload.recipe is not None:
             raise InputError("a recipe's model and data are TRL's: `autotune export --to trl` writes a script")
-        if self.workload.own_code is not None:
-            raise InputError(f"{self.workload.own_code.shown} makes its own model and data")
-        if self.workload.model.source == "own":
-            raise InputError(f"{self.workload.model.name} makes its own model and data")
+        code, model = self.workload.own_code, self.workload.model
+        if code is not None or model.source == "own":
+            raise InputError(f"{code.shown if code is not None else model.name} makes its own model and data")
 
     def __str__(self) -> str:
         """Return what the command line shows: the table, the verdict, the notes."""

@@ -199,11 +199,7 @@ def _watched(
     output: str | Path | None,
     **shown: bool,
 ) -> None:
-    """Run a search in a run directory with a progress display, then print its answer.
-
-    Raises:
-        typer.Exit: The search was interrupted; its answer so far has been printed.
-    """
+    """Run a search with a progress display and print its answer; typer.Exit: it was interrupted, and that is so far."""
     from autotune.search.tuner import SearchInterrupted
     from autotune.storage.run_directory import ANSWER_FILE, PLAN_FILE, read_plan
     from autotune.tuning_result import with_methods

@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.errors import InputError, suggestion
 from autotune.planning.launchers import code_of, without_launcher
-from autotune.planning.options import SearchOptions
+from autotune.planning.options import SearchOptions, WorkloadOptions
 from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import Describe, Start, Subject, baseline_of, default_space, description_of, plan_from
 from autotune.planning.workload import check_batch, searched_workload
@@ -31,15 +31,9 @@ from autotune.values.trial import DescribeRequest, Description, ExamineRequest
 from autotune.values.workload import ACCUMULATION, CODE_FILE, STEP_FILE, OwnCode, OwnKnob, OwnStep, Traits, Workload
 
 # Options that contradict the user's code, with the reason of the refusal.
+_OF_MODEL_AND_DATA = (*WorkloadOptions.model_fields, "data", "text_field", "reward")
 DECIDED_BY_CODE: dict[str, str] = {
-    **dict.fromkeys(
-        (
-            *("model", "task", "data", "text_field", "seq_len", "target_len", "revision", "trust_remote_code"),
-            *("images", "image_size", "freeze_vision", "recipe", "prompt_len", "completion_len", "generations"),
-            "reward",
-        ),
-        "your code decides it",
-    ),
+    **{name: "your code decides it" for name in _OF_MODEL_AND_DATA if name not in ("device", "memory_bytes")},
     "global_batch": "it is that of your own TrainingArguments",
     "baseline": "your own TrainingArguments are the baseline",
     "workers": "a {given} is tuned one trial at a time",
