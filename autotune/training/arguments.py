@@ -204,20 +204,18 @@ def routing_fields(experts_per_token: int | None, expert_capacity: int | None) -
 
 def parallel_variables(config: TrainConfig) -> dict[str, str]:
     """Return the variables of accelerate's `ParallelismConfig`, for tokens that ranks share and FSDP's replicas."""
-    spread, used = config.parallelism, {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}
+    spread, further = config.parallelism, {}
     if spread.replicas > 1:
-        degrees = {"REPLICATE": spread.replicas, "SHARD": spread.sharding_ranks}
-        return used | {f"PARALLELISM_CONFIG_DP_{name}_SIZE": str(degree) for name, degree in degrees.items()}
-    if spread.sequence_parallel == 1:
+        degrees = {"DP_REPLICATE": spread.replicas, "DP_SHARD": spread.sharding_ranks}
+    elif spread.sequence_parallel == 1:
         return {}
-    if spread.sharding in FSDP_KINDS:
+    elif spread.sharding in FSDP_KINDS:
         degrees = {"CP": spread.sequence_parallel, "DP_SHARD": spread.data_parallel}
-        return used | {f"PARALLELISM_CONFIG_{name}_SIZE": str(degree) for name, degree in degrees.items()}
-    return used | {
-        "PARALLELISM_CONFIG_SP_SIZE": str(spread.sequence_parallel),
-        "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": str(spread.data_parallel),
-        "PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION": str(config.attn_implementation),
-    }
+    else:
+        degrees = {"SP": spread.sequence_parallel, "DP_REPLICATE": spread.data_parallel}
+        further = {"PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION": str(config.attn_implementation)}
+    sizes = {f"PARALLELISM_CONFIG_{name}_SIZE": str(degree) for name, degree in degrees.items()}
+    return {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **sizes, **further}
 
 
 def loading_bytes(config: TrainConfig, parameters: int) -> int:
