@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # The first step makes the optimizer's states; the second has them from its start, and is the one that peaks.
 STEPS_TO_PEAK = 2
 
+PLAIN = TrainConfig(per_device_train_batch_size=1)  # by which samples are read at random, with padding
 IGNORED = -100  # the label that transformers' losses leave out
 _DISTINCT = 8  # images or recordings, which take megabytes and not gigabytes
 
@@ -46,12 +47,12 @@ def training_data(
     samples: int,
     directory: Path | None,  # where `texts.prepare` put the lengths; None for synthetic data
     longest_first: int | None = None,
-    config: TrainConfig | None = None,
+    config: TrainConfig = PLAIN,
 ) -> "tuple[Any, Collator]":
     """Return `samples` samples that fit the library config of a model, and the collator that makes batches of them.
 
     The `longest_first` longest texts of a file come first, before all in the order of `config` and the seed; None keeps
-    the order of the file, for a Trainer to sample from. Without `config` texts are read at random, with padding.
+    the order of the file, for a Trainer to sample from.
     """
     from transformers import DataCollatorWithFlattening, default_data_collator
 
@@ -60,15 +61,13 @@ def training_data(
     if not workload.task.takes_text:
         return repeated(_images_or_sound(workload, model_config), samples), default_data_collator
     pad = next(iter(special_ids(model_config, "pad_token_id")), 0)
-    padded = partial(padded_batch, pad_id=pad, multiple=(config and config.pad_to_multiple_of) or 1)
+    padded = partial(padded_batch, pad_id=pad, multiple=config.pad_to_multiple_of or 1)
     if workload.dataset is None:
-        shares_tokens = config is not None and config.parallelism.sequence_parallel > 1
         # A tokenizer gives a mask, by which compiled models choose their attention, even where nothing is padded.
-        collator = positioned_batch if shares_tokens else padded
+        collator = positioned_batch if config.parallelism.sequence_parallel > 1 else padded
         return repeated(_texts(workload, model_config, None), samples), collator
     assert directory is not None
     lengths = text_lengths(directory)
-    config = config or TrainConfig(per_device_train_batch_size=1)
     if longest_first is not None:
         lengths = lengths[row_order(lengths[:, 0], workload, config, longest_first=longest_first, rows=samples)]
     collator = DataCollatorWithFlattening() if config.packing else padded

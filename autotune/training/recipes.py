@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 from autotune.errors import InputError, NoEffectError, one_line
 from autotune.training.adapters import peft_config
 from autotune.training.arguments import TrainingPlan
-from autotune.training.dataset import row_order
+from autotune.training.dataset import PLAIN, row_order
 from autotune.training.inputs import special_ids
 from autotune.training.texts import check_columns, load_tokenizer, profile_of, quiet_datasets, rows_of_file
-from autotune.values.config import TrainConfig
 from autotune.values.model import Task
 from autotune.values.workload import LengthProfile, Recipe, Workload
 
@@ -219,8 +218,7 @@ def recipe_trainer(
         trainer = trainer_class(model=model, args=config, train_dataset=rows, **given)
     prompts = samples // recipe.generations
     longest = longest_first // recipe.generations if workload.dataset is not None else 0  # others have one length
-    at_random, lengths = TrainConfig(per_device_train_batch_size=1), row_lengths(trainer.train_dataset)
-    order = row_order(lengths, workload, at_random, longest_first=longest, rows=prompts)
+    order = row_order(row_lengths(trainer.train_dataset), workload, PLAIN, longest_first=longest, rows=prompts)
     rows = np.resize(order[: distinct // recipe.generations], prompts)
     trainer.train_dataset = trainer.train_dataset.select(rows)
     return trainer, sample_s
