@@ -142,8 +142,7 @@ def _rehearse(gpu: str, command: list[str], devices: str | None, *, quiet: bool,
 def _print_with_error(document: dict[str, Any], table: Any, error: AutotuneError | None, *, as_json: bool) -> None:
     """Print what was found; end with the exit code of an `error` that is part of it (typer.Exit)."""
     if error is not None:
-        code = error.exit_code
-        document["error"] = {"kind": type(error).__name__, "message": str(error), "exit_code": code}
+        document["error"] = {"kind": type(error).__name__, "message": str(error), "exit_code": error.exit_code}
     console.show(document, table, as_json=as_json)
     if error is not None:
         console.print_text(f"autotune: {error}", file=sys.stderr)

@@ -253,10 +253,9 @@ def _mark(axes: Axes, look: str, x: float, y: float | None, tip: str, words: str
     marker, size, colour = _LOOKS[look]
     edge = COLOURS["trial"] if colour == "white" else COLOURS[colour] if marker == "x" else "white"
     where: dict[str, Any] = {"transform": axes.get_xaxis_transform()} if y is None else {}
-    axes.plot(
-        x, 0.03 if y is None else y, gid=f"tip:{visible(tip)}", label=words, marker=marker, markersize=size,
-        color=COLOURS.get(colour, colour), markeredgecolor=edge, linestyle="none", clip_on=False, **where,
-    )  # fmt: skip
+    drawn: dict[str, Any] = {"marker": marker, "markersize": size, "markeredgecolor": edge, "linestyle": "none"}
+    drawn |= {"gid": f"tip:{visible(tip)}", "label": words, "color": COLOURS.get(colour, colour), "clip_on": False}
+    axes.plot(x, 0.03 if y is None else y, **drawn, **where)
 
 
 def _with_legend(figure: Figure, axes: Axes) -> Figure:

@@ -5,6 +5,7 @@ those of a next run, so they hold between machines too, and the ratio's is of bo
 """
 
 import math
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -57,12 +58,10 @@ def _compared(one: Contender, other: Contender, drift: float) -> Compared:
     if steps[0] is not None and steps[1] is not None:
         sides = [{part: share * step.seconds for part, share in step.shares.items()} for step in steps if step]
         more = {part: sides[1].get(part, 0.0) - sides[0].get(part, 0.0) for part in sides[0].keys() | sides[1].keys()}
-    peaks = (measured[0].memory.peak_bytes, measured[1].memory.peak_bytes)
-    return Compared(
-        config=one.config, samples_per_second=(rates[0], rates[1]), peak_bytes=peaks, ratio=ratio,
-        interval=Interval(low=ratio * math.exp(-half), high=ratio * math.exp(half)),
-        more_s=dict(sorted(more.items(), key=lambda part: -abs(part[1]))),
-    )  # fmt: skip
+    of_both: dict[str, Any] = {"samples_per_second": rates, "peak_bytes": [m.memory.peak_bytes for m in measured]}
+    interval = Interval(low=ratio * math.exp(-half), high=ratio * math.exp(half))
+    largest_first = dict(sorted(more.items(), key=lambda part: -abs(part[1])))
+    return Compared(config=one.config, **of_both, ratio=ratio, interval=interval, more_s=largest_first)
 
 
 def comparison_table(first: ResultData, found: Comparison) -> RenderableType:

@@ -78,6 +78,8 @@ Bytes = Annotated[PositiveInt, _as_text(parse_memory)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), _as_text(parse_time_s)]
 Count = Annotated[float, Field(gt=0, allow_inf_nan=False), _as_text(parse_count)]
 Fixed = Annotated[tuple[str, ...], BeforeValidator(_fixed)]
+KnobNames = Annotated[tuple[str, ...], BeforeValidator(_knobs)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 
 
 class WorkloadOptions(Value):
@@ -117,9 +119,7 @@ class SearchOptions(WorkloadOptions):
     allow: Allowance = option(CHANGES, "What may change: exact, numerics, optimizer, method.", Allowance.OPTIMIZER)
     effort: Effort = option(LIMITS, "How long to search: quick, standard, thorough.", Effort.STANDARD)
     fix: Fixed = option(CHANGES, "KNOB=VALUE in every configuration and the baseline.", ())
-    only: Annotated[tuple[str, ...], BeforeValidator(_knobs)] = option(
-        CHANGES, "Knobs to search; the others stay as in the baseline.", ()
-    )
+    only: KnobNames = option(CHANGES, "Knobs to search; the others stay as in the baseline.", ())
     space: Name | None = option(CHANGES, "Built-in search space or YAML file.")
     max_trials: PositiveInt | None = option(LIMITS, "Trials of the search.", le=1_000_000)
     max_time_s: Seconds | None = option(LIMITS, "Time of the whole search, such as 10m.", alias="max_time")
@@ -138,9 +138,7 @@ class SearchOptions(WorkloadOptions):
     address: str | None = option(PLACES, "Address of the Ray cluster [RAY_ADDRESS, else one here].")
     kind: str | None = option(PLACES, "Part of a device's name in a mixed cluster [most nodes].")
     record: bool = option(OUTPUT, "Use, and add to, `autotune history`.", True)
-    report_to: Annotated[tuple[str, ...], BeforeValidator(_names)] = option(
-        OUTPUT, "Tell tensorboard, wandb, mlflow of each trial.", ()
-    )
+    report_to: Names = option(OUTPUT, "Tell tensorboard, wandb, mlflow of each trial.", ())
     output: Name | None = option(OUTPUT, "Write the answer here too.")
 
     @property

@@ -123,7 +123,7 @@ def detect(device: str = "auto") -> Hardware:
     if device == "auto":
         device = "cuda:0" if cuda_count() else "cpu"
     memory = psutil.virtual_memory()
-    host: dict[str, Any] = {
+    known: dict[str, Any] = {
         "cores": len(os.sched_getaffinity(0)),
         "host_memory_bytes": memory.total,
         # As torch's inductor looks for it.
@@ -133,11 +133,10 @@ def detect(device: str = "auto") -> Hardware:
     if device == "cpu":
         flags = _cpuinfo("flags").split()
         useful = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
-        name, found = _cpuinfo("model name"), tuple(feature for feature in useful if feature in flags)
-        return Hardware(
-            kind="cpu", device="cpu", name=name or platform.processor() or platform.machine(), features=found, count=1,
-            memory_bytes=memory.total, free_bytes=memory.available, **host,
-        )  # fmt: skip
+        name = _cpuinfo("model name") or platform.processor() or platform.machine()
+        known |= {"features": tuple(feature for feature in useful if feature in flags), "count": 1}
+        known |= {"memory_bytes": memory.total, "free_bytes": memory.available}
+        return Hardware(kind="cpu", device="cpu", name=name, **known)
     match = re.fullmatch(r"cuda(?::(\d+))?", device)
     if not match:
         raise InputError(f"--device {device}: expected auto, cpu, cuda or cuda:N")
@@ -148,18 +147,15 @@ def detect(device: str = "auto") -> Hardware:
     device = f"cuda:{index}"
     with driver_errors(device):
         handle = nvml_handle(device)
-        of_device = memory_of(handle)
-        name, capability = pynvml.nvmlDeviceGetName(handle), capability_of(handle)
-        driver = pynvml.nvmlSystemGetDriverVersion()
-    named, alike = os.environ.get("CC"), like_devices(device)
-    return Hardware(
-        kind="cuda", device=device, name=name, memory_bytes=of_device.total, free_bytes=of_device.free,
-        capability=capability, driver=driver, starts_with_tf32=os.environ.get(TF32_VARIABLE) == "1",
-        has_cc=any(map(shutil.which, ("gcc", "clang") if named is None else (named,))),  # as Triton
-        peers=None if alike == tuple(f"cuda:{number}" for number in range(count)) else alike[1:],
-        visible=tuple(map(str, visible_indices())) if "CUDA_VISIBLE_DEVICES" in os.environ else None,
-        count=len(alike), **host,
-    )  # fmt: skip
+        of_device, driver = memory_of(handle), pynvml.nvmlSystemGetDriverVersion()
+        known |= {"name": pynvml.nvmlDeviceGetName(handle), "capability": capability_of(handle), "driver": driver}
+    known |= {"memory_bytes": of_device.total, "free_bytes": of_device.free}
+    compilers = ("gcc", "clang") if (named := os.environ.get("CC")) is None else (named,)  # as Triton
+    known |= {"has_cc": any(map(shutil.which, compilers)), "starts_with_tf32": os.environ.get(TF32_VARIABLE) == "1"}
+    alike = like_devices(device)
+    peers = None if alike == tuple(f"cuda:{number}" for number in range(count)) else alike[1:]
+    visible = tuple(map(str, visible_indices())) if "CUDA_VISIBLE_DEVICES" in os.environ else None
+    return Hardware(kind="cuda", device=device, count=len(alike), peers=peers, visible=visible, **known)
 
 
 def cuda_count() -> int:
