@@ -17,6 +17,7 @@ from autotune.values.hardware import Hardware, cuda_count, detect, why_untuned
 
 _PROBE_TIMEOUT_S = 180
 
+# Only a product shows a driver too old for torch, or a GPU that it has no kernels for.
 _PRODUCT = """
 import sys, torch
 torch.cuda.init()
@@ -27,10 +28,7 @@ torch.cuda.synchronize(sys.argv[1])
 
 
 def why_unusable(device: str) -> str | None:
-    """Return a line on why torch can't compute on `device` ('cuda:N', as NVML counts); None if it can.
-
-    A child process multiplies matrices: only that shows a driver too old for torch, or a GPU it has no kernels for.
-    """
+    """Return a line on why torch can't compute on `device` ('cuda:N', as NVML counts); None if it can."""
     environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ}
     environment.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     try:

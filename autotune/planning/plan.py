@@ -103,11 +103,8 @@ def with_earlier(plan: SearchPlan, earlier: ResultData) -> SearchPlan:
 
 
 def too_large(plan: SearchPlan, config: TrainConfig) -> str | None:
-    """Return the reason if weights, gradients and optimizer states alone, without a trace, exceed the budget, or None.
-
-    It is None for the user's own training, which may freeze weights, and where experts may have no gradients.
-    """
-    if plan.workload.is_users_own or plan.facts.experts:
+    """Return why weights, gradients and optimizer states alone exceed the budget, without a trace; None: they don't."""
+    if plan.workload.is_users_own or plan.facts.experts:  # weights may be frozen, experts without gradients
         return None
     least = least_states(plan, config)
     if least <= plan.memory_bytes:

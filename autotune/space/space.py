@@ -329,10 +329,7 @@ def loading_of(config: TrainConfig) -> dict[str, Any]:
 
 
 def is_no_harder(easy: TrainConfig, hard: TrainConfig, workload: Workload) -> bool:
-    """Return whether `easy` surely needs no more memory than `hard`: a partial order, False where not comparable.
-
-    A large micro-batch without accumulation may need less than a small one with it, whose gradients stay meanwhile.
-    """
+    """Return whether `easy` surely needs no more memory than `hard`: a partial order, False where not comparable."""
     if easy.per_device_train_batch_size > hard.per_device_train_batch_size:
         return False
     lightest_first = ("offload", "full", "every-2nd", "every-4th", "none")  # activations on the device
@@ -351,6 +348,7 @@ def is_no_harder(easy: TrainConfig, hard: TrainConfig, workload: Workload) -> bo
     rest["train_sampling_strategy"] = "random"
     if easy.model_copy(update=rest) != hard.model_copy(update=rest):
         return False
+    # A large micro-batch without accumulation may need less than a small one with it, whose gradients stay meanwhile.
     return workload.accumulation_steps(easy) == 1 or workload.accumulation_steps(hard) > 1
 
 

@@ -40,10 +40,8 @@ class Budget(Value):
 
     @property
     def when_measured_again(self) -> dict[str, float]:
-        """Limits for measuring a configuration again: four times the steps, half the interval.
-
-        `measure_time_s` stays, so only configurations with short steps, which noise disturbs most, are measured longer.
-        """
+        """Limits for measuring a configuration again: four times the steps, half the interval."""
+        # `measure_time_s` stays: configurations with short steps, which noise disturbs most, are measured longer.
         return {"measure_steps": 4 * self.measure_steps, "relative_interval": self.relative_interval / 2}
 
     @property

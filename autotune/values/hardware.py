@@ -199,10 +199,7 @@ def allocator_settings() -> str | None:
 
 
 def keep_freed_blocks() -> None:
-    """Let malloc keep the blocks that this process frees, as it usually does, unless the user has set its threshold.
-
-    A trial maps each block above `OWN_MMAP_THRESHOLD` bytes anew, to measure its memory; a user's training doesn't.
-    """
+    """Let malloc keep the blocks that this process frees, as it usually does, unless the user has set its threshold."""
     if os.environ.get(MMAP_THRESHOLD) != OWN_MMAP_THRESHOLD:
         return
     # The thresholds that glibc's malloc sets itself when blocks of up to 32 MiB are freed (mallopt(3)).

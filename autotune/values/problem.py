@@ -20,10 +20,7 @@ from autotune.values.workload import Workload
 
 
 class Problem(Value):
-    """A training with its device, its memory budget and the allowed changes.
-
-    Plans, recorded tables and reports are subclasses, so their JSON has these fields at the top level.
-    """
+    """A training with its device, memory budget and allowed changes; the JSON of plans and reports begins with it."""
 
     workload: Workload
     facts: ModelFacts
@@ -47,10 +44,7 @@ class Change(Value):
 
 
 class Objective(Value):
-    """The throughput to maximise: samples per second, in the steady state or over a whole run.
-
-    Over a whole run the time to compile counts, so whether compiling pays depends on the length of the run.
-    """
+    """The throughput to maximise: samples per second, in the steady state or over a run, where compiling takes time."""
 
     run_samples: float | None = Field(default=None, gt=0)  # number of samples of the run; None: steady state
 

@@ -41,9 +41,6 @@ class Rehearsal(Value):
 
 
 def chance_to_fit(memory: Memory, memory_bytes: int, context_spread_bytes: float) -> float:
-    """Return the chance that a peak on the stand-in is within a GPU's memory, by how far the stand-in is off.
-
-    `context_spread_bytes`: standard deviation of what a process takes beside the allocator.
-    """
+    """Return the chance that a peak on the stand-in fits a GPU's memory, by the spreads of allocator and context."""
     spread = math.hypot(_RESERVED_SPREAD * (memory.reserved_bytes or 0), context_spread_bytes)
     return 0.5 * math.erfc((memory.peak_bytes - memory_bytes) / (spread * math.sqrt(2)))

@@ -81,11 +81,7 @@ def ends_s(results: Sequence[TrialResult]) -> list[float]:
 
 
 def spent_on(results: Sequence[TrialResult], search_time_s: float, starting: Mapping[str, float]) -> Spent:
-    """Return how the time of a search was spent.
-
-    `search_time_s` is the wall time since the first trial was chosen, with the trials of earlier, stopped parts;
-    `starting` are the seconds before that, by kind of work.
-    """
+    """Return how the time of a search was spent: `starting` until its first trial was chosen, then `search_time_s`."""
     busy_s = wall_s(results)
     phases = [phases for r in results if (phases := r.outcome.phases) is not None]
     return Spent(

@@ -322,10 +322,8 @@ class Workload(Value):
         return (code is not None and code.generates) or (recipe is not None and recipe.kind.generates)
 
     def warm_up_micro_steps(self, config: TrainConfig) -> int:
-        """Return the micro-batches that a trial of whole steps runs in those before the measured ones.
-
-        All, where a user's code or several devices may count them, or workers would find time to load ahead.
-        """
+        """Return the micro-batches that a trial of whole steps runs in those before the measured ones."""
+        # All, where a user's code or several devices may count them, or workers would find time to load ahead.
         is_named = self.own_code is None and self.own_step is None and self.recipe is None
         is_plain = is_named and config.parallelism.is_single and not config.is_balanced
         full = self.accumulation_steps(config)

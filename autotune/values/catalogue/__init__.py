@@ -142,10 +142,7 @@ def gpus_like(text: str) -> tuple[Gpu, ...]:
 
 
 def hypothetical(gpu: Gpu, *, memory_bytes: int | None = None) -> Hardware:
-    """Return the hardware of this host with `gpu` in it, idle, with all of its memory (or `memory_bytes`) free.
-
-    Triton counts as installed, since every CUDA or ROCm build of torch contains it, unlike the CPU build.
-    """
+    """Return the hardware of this host with `gpu` in it, idle, with all of its memory (or `memory_bytes`) free."""
     host, size = detect("cpu"), gpu.memory_bytes if memory_bytes is None else memory_bytes
     return Hardware(
         kind="cuda",
@@ -158,7 +155,7 @@ def hypothetical(gpu: Gpu, *, memory_bytes: int | None = None) -> Hardware:
         capability=gpu.capability,
         arithmetic=tuple(gpu.peak_tflops) if gpu.capability is None else None,
         cxx=host.cxx,
-        versions={"triton": "assumed", **host.versions},
+        versions={"triton": "assumed", **host.versions},  # part of each build of torch for CUDA or ROCm
     )
 
 
