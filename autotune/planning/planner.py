@@ -12,19 +12,20 @@ from typing import Any
 
 from autotune.errors import InputError, MachineError
 from autotune.execution.places import numbers_of, spread
+from autotune.planning import workload as workloads
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan, least_states, loss_steps_of
-from autotune.planning.workload import check_recipe, searched_workload
 from autotune.space.file import Parameter, SpaceFile, load_space
 from autotune.space.knobs import fitting, fixed_values, knob_named, knobs, make_config, make_point
 from autotune.space.rules import refusals
 from autotune.training.baseline import NOTHING_GIVEN, UserArguments, baseline_config, read_arguments
+from autotune.training.texts import checked_path
 from autotune.units import show_memory, show_time
 from autotune.value import write_bytes
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import Hardware, why_untuned
-from autotune.values.model import ModelFacts
+from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.problem import Allotment, Objective
 from autotune.values.trial import DescribeRequest, Description, Inquiry
 from autotune.values.workload import Workload
@@ -65,6 +66,38 @@ class Start:
             own["parallelism.replicas"] = Parameter(choices=(1, nodes), when=when)
         return found.model_copy(update={"parameters": {**found.parameters, **own}})
 
+    def workload(self, hardware: Hardware, model: tuple[ModelSpec, Task] | None = None) -> Workload:
+        """Return the workload of a search's trials, of the options' model or of `model`, with its global batch."""
+        options, arguments, notes = self.options, self.arguments, self.notes
+        if options.text_field and not options.data:
+            raise InputError("--text-field: needs --data FILE")
+        workload, ranks = workloads.workload_of(options, hardware.kind, notes, model), hardware.count or 1
+        steps, source = arguments.searched.get("gradient_accumulation_steps", 1), arguments.source
+        if options.global_batch == "any" and steps > 1:
+            both = f"gradient_accumulation_steps {steps} and --global-batch any"
+            raise InputError(f"{source}: {both}: drop one of the two")
+        if options.baseline and options.global_batch != "any":
+            own, asked = arguments.global_batch_size * ranks, options.global_batch
+            if asked is not None and asked != own:
+                how = f"per_device_train_batch_size x gradient_accumulation_steps{f' x {ranks} devices' * (ranks > 1)}"
+                raise InputError(f"--global-batch {asked}: the baseline's is {own} ({how}); drop one of the two")
+            batch: int | None = workloads.check_batch(own, f"{source}: the global batch")
+        else:
+            usual = workloads.DEFAULT_GLOBAL_BATCH[hardware.kind]
+            usual = -(-usual // ranks) * ranks  # the least that the ranks can share evenly
+            batch = workloads.global_batch_of(options, usual, notes, together=ranks > 1)
+            if batch is not None and batch % ranks:
+                below, above = batch // ranks * ranks, -(-batch // ranks) * ranks
+                nearest = f"{below} and {above} do" if below else f"{above} does"
+                raise InputError(f"--global-batch {batch}: {ranks} devices can't share it evenly; {nearest}")
+        data = {"dataset": str(checked_path(options.data)) if options.data else None, "text_field": options.text_field}
+        workload = workloads.with_batch(workload.model_copy(update=data), batch, notes)
+        return workload.model_copy(update={"seed": options.seed, "fixed_arguments": arguments.fixed})
+
+    def inquiry(self, workload: Workload) -> DescribeRequest:
+        searched, fixed, source = self.arguments
+        return DescribeRequest(workload=workload, arguments={**searched, **fixed}, source=source)
+
 
 class Subject:
     """A model that the user names, tuned with the Trainer. Subclasses tune the user's own code."""
@@ -82,9 +115,9 @@ class Subject:
 
     def plan(self, start: Start, describe: Describe) -> SearchPlan:
         """Return the plan, after a child process has looked at the model or the code."""
-        workload = searched_workload(self.options, start.of_baseline, start.arguments, start.notes)
+        workload = start.workload(start.of_baseline)
         space = start.space()
-        return plan_from(start, workload, description_of(start, workload, describe), space)
+        return plan_from(start, workload, describe(start.inquiry(workload)), space)
 
 
 def start_of(options: SearchOptions, allotment: Allotment) -> Start:
@@ -97,7 +130,7 @@ def start_of(options: SearchOptions, allotment: Allotment) -> Start:
         if (name := word.partition("=")[0]) in options.only:
             raise InputError(f"--only {name}: --fix {word} leaves nothing to search of it; drop one of the two")
     loss_steps_of(options)
-    check_recipe(options)
+    workloads.check_recipe(options)
     if allotment.hardware.is_cpu and options.device != "cpu" and (why := why_untuned()):
         raise MachineError(why)
     hardware, spreading = spread(allotment.hardware, options.devices, is_single=options.fleet.is_single)
@@ -140,11 +173,6 @@ def _memory(options: SearchOptions, hardware: Hardware, notes: list[str], *, is_
 
 def default_space(hardware: Hardware) -> str:
     return "parallel" if (hardware.count or 1) > 1 else "cpu" if hardware.is_cpu else "default"
-
-
-def description_of(start: Start, workload: Workload, describe: Describe) -> Description:
-    searched, fixed, source = start.arguments
-    return describe(DescribeRequest(workload=workload, arguments={**searched, **fixed}, source=source))
 
 
 def plan_from(start: Start, workload: Workload, found: Description, space: SpaceFile, **changes: Any) -> SearchPlan:

@@ -17,8 +17,8 @@ from autotune.errors import InputError, suggestion
 from autotune.planning.launchers import code_of, without_launcher
 from autotune.planning.options import SearchOptions, WorkloadOptions
 from autotune.planning.plan import SearchPlan
-from autotune.planning.planner import Describe, Start, Subject, baseline_of, default_space, description_of, plan_from
-from autotune.planning.workload import check_batch, searched_workload
+from autotune.planning.planner import Describe, Start, Subject, baseline_of, default_space, plan_from
+from autotune.planning.workload import check_batch
 from autotune.space.file import Parameter, SpaceFile, facts_for, load_space
 from autotune.space.knobs import MICRO_BATCH, OWN, PARAMETERS, make_config, make_point, problem
 from autotune.training.baseline import UserArguments, baseline_config
@@ -199,9 +199,9 @@ class UserLoop(Subject):
             raise InputError(f"knobs: model_parallel {shared} does not divide the {devices} devices (devices=N)")
         first["parallelism.world_size"] = devices
         readers = start.hardware.model_copy(update={"count": groups})
-        workload = searched_workload(options, readers, start.arguments, start.notes, model)
+        workload = start.workload(readers, model)
         workload = workload.model_copy(update={"own_step": self.own})
-        found = description_of(start, workload, describe) if options.model else Description(facts=facts_for(space))
+        found = describe(start.inquiry(workload)) if options.model else Description(facts=facts_for(space))
         honoured = ", ".join(name.removeprefix(OWN) for name in space.parameters)
         trusted = f"that your function honours {honoured} is taken on trust; other fields of a configuration stay as "
         trusted += "they are and mean nothing to it"

@@ -7,50 +7,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from autotune.errors import InputError
-from autotune.planning.options import SearchOptions, WorkloadOptions
-from autotune.training.baseline import UserArguments
+from autotune.planning.options import WorkloadOptions
 from autotune.training.build import build_config
 from autotune.training.inputs import fixed_frames, image_or_sound, image_text, least_frames
 from autotune.training.resolve import check_task, default_task, head_notes, resolve
-from autotune.training.texts import checked_path
 from autotune.values.config import LARGEST_BATCH
-from autotune.values.hardware import Hardware
 from autotune.values.model import ModelSpec, Task
 from autotune.values.workload import LONGEST_SAMPLE, RECIPES, Recipe, Workload
 
 DEFAULT_GLOBAL_BATCH = {"cuda": 64, "cpu": 8}
-
-
-def searched_workload(
-    options: SearchOptions,
-    hardware: Hardware,
-    arguments: UserArguments,
-    notes: list[str],
-    model: tuple[ModelSpec, Task] | None = None,
-) -> Workload:
-    """Return the workload of a search's trials, of the options' model or of `model`, with its global batch."""
-    if options.text_field and not options.data:
-        raise InputError("--text-field: needs --data FILE")
-    workload, ranks = workload_of(options, hardware.kind, notes, model), hardware.count or 1
-    steps, source = arguments.searched.get("gradient_accumulation_steps", 1), arguments.source
-    if options.global_batch == "any" and steps > 1:
-        raise InputError(f"{source}: gradient_accumulation_steps {steps} and --global-batch any: drop one of the two")
-    if options.baseline and options.global_batch != "any":
-        own, asked = arguments.global_batch_size * ranks, options.global_batch
-        if asked is not None and asked != own:
-            how = f"per_device_train_batch_size x gradient_accumulation_steps{f' x {ranks} devices' * (ranks > 1)}"
-            raise InputError(f"--global-batch {asked}: the baseline's is {own} ({how}); drop one of the two")
-        batch: int | None = check_batch(own, f"{source}: the global batch")
-    else:
-        usual = -(-DEFAULT_GLOBAL_BATCH[hardware.kind] // ranks) * ranks  # the least that the ranks can share evenly
-        batch = global_batch_of(options, usual, notes, together=ranks > 1)
-        if batch is not None and batch % ranks:
-            below, above = batch // ranks * ranks, -(-batch // ranks) * ranks
-            nearest = f"{below} and {above} do" if below else f"{above} does"
-            raise InputError(f"--global-batch {batch}: {ranks} devices can't share it evenly; {nearest}")
-    data = {"dataset": str(checked_path(options.data)) if options.data else None, "text_field": options.text_field}
-    workload = with_batch(workload.model_copy(update=data), batch, notes)
-    return workload.model_copy(update={"seed": options.seed, "fixed_arguments": arguments.fixed})
 
 
 def workload_of(
