@@ -139,8 +139,28 @@ class Progress:
             warnings += [*measured.warnings, *(measured.conditions.warnings() if measured.conditions else ())]
         for warning in warnings:
             self._line(f"  warning: {warning}")
-        for line in _details(result) if self._verbose else ():
-            self._line(f"  {line}")
+        if self._verbose:
+            self._tell_details(result)
+
+    def _tell_details(self, result: TrialResult) -> None:
+        """Write a trial's seconds by phase, its conditions and effects, a line each."""
+        if (phases := result.outcome.phases) is not None:
+            spent = {name.removesuffix("_s").replace("_", " "): seconds for name, seconds in phases}
+            self._line(f"  seconds: {', '.join(f'{name} {s:.1f}' for name, s in spent.items() if s >= 0.05)}")
+        if (measured := result.measurement) is None:
+            return
+        if (seen := measured.conditions) is not None:
+            shown = {
+                "other processes": (seen.others_share, "{:.1%}"),
+                "the hypervisor": (seen.stolen_share, "{:.1%}"),
+                "GPU idle": (seen.idle_share, "{:.0%}"),
+                "": (seen.temperature_c, "{:.0f} °C"),
+            }
+            parts = [f"{name} {how.format(share)}".strip() for name, (share, how) in shown.items() if share is not None]
+            if parts:
+                self._line(f"  conditions: {', '.join(parts)}")
+        if effects := [f"{knob} {effect}" for knob, effect in measured.effects.items() if effect != "none"]:
+            self._line(f"  in effect: {', '.join(effects)}")
 
 
 def what_is_left(event: TrialStarted, time_left_s: float) -> str:
@@ -154,27 +174,6 @@ def what_is_left(event: TrialStarted, time_left_s: float) -> str:
 def can_be_live(console: Console) -> bool:
     """Whether the console is a terminal that can redraw; rich's forced colours don't make it one."""
     return console.is_interactive and not console.is_dumb_terminal and not console.quiet and console.file.isatty()
-
-
-def _details(result: TrialResult) -> Iterator[str]:
-    """Yield a trial's seconds by phase, its conditions and effects, a line each."""
-    if (phases := result.outcome.phases) is not None:
-        spent = {name.removesuffix("_s").replace("_", " "): seconds for name, seconds in phases}
-        yield f"seconds: {', '.join(f'{name} {s:.1f}' for name, s in spent.items() if s >= 0.05)}"
-    if (measured := result.measurement) is None:
-        return
-    if (seen := measured.conditions) is not None:
-        shown = {
-            "other processes": (seen.others_share, "{:.1%}"),
-            "the hypervisor": (seen.stolen_share, "{:.1%}"),
-            "GPU idle": (seen.idle_share, "{:.0%}"),
-            "": (seen.temperature_c, "{:.0f} °C"),
-        }
-        parts = [f"{name} {how.format(share)}".strip() for name, (share, how) in shown.items() if share is not None]
-        if parts:
-            yield f"conditions: {', '.join(parts)}"
-    if effects := [f"{knob} {effect}" for knob, effect in measured.effects.items() if effect != "none"]:
-        yield f"in effect: {', '.join(effects)}"
 
 
 @contextlib.contextmanager
