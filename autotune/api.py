@@ -14,7 +14,7 @@ from autotune.execution.ray_pool import RayPool
 from autotune.integrations.trackers import check as check_trackers
 from autotune.output.progress import observing
 from autotune.planning.options import SearchOptions, options_of, takes_options
-from autotune.planning.plan import SearchPlan, changed_files, differences, reopened, with_earlier, with_files
+from autotune.planning.plan import SearchPlan, differences, reopened
 from autotune.planning.planner import Subject, start_of
 from autotune.planning.user_code import Knobs, UserLoop, UserTrainer, own_knobs
 from autotune.search.cost_model import check_fits, cost_model
@@ -82,7 +82,7 @@ def find(
         subject = subject_of(asked, knobs, trainer=trainer, make_trainer=make_trainer, script=script, step=step)
         directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(subject.name))
         with directory, backend_of(subject.options.fleet, directory.path, device=asked.device) as backend:
-            plan = with_files(planned(subject, directory, backend, heard, stopwatch, searches=True))
+            plan = planned(subject, directory, backend, heard, stopwatch, searches=True).with_files()
             directory.write_plan(plan)
             trust.remember(plan)
             return with_methods(conduct(plan, directory, backend, heard, stopwatch))
@@ -186,7 +186,7 @@ def planned(
         stopwatch.enter("measuring the network")
         plan = with_network(plan, backend.pool)
     if earlier is not None:
-        plan = with_earlier(plan, earlier)
+        plan = plan.with_earlier(earlier)
     stopwatch.enter("planning")
     tell(plan.notes)
     return plan
@@ -238,7 +238,7 @@ def resume(
             max_trials=limits.max_trials, max_time_s=limits.max_time_s, output=wanted_file(output),
         )  # fmt: skip
         others = differences(plan)
-        news = [*changed_files(plan), *others]
+        news = [*plan.changed_files(), *others]
         update = {"record": plan.record and not others, "notes": tuple(dict.fromkeys((*plan.notes, *news)))}
         plan = plan.model_copy(update=update)  # in the record versions decide what compares
         for text in (*restored, *news):

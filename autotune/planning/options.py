@@ -20,7 +20,7 @@ from autotune.errors import InputError, first_complaint
 from autotune.space.knobs import fixed_words, in_words, knob_named
 from autotune.units import parse_count, parse_memory, parse_time_s
 from autotune.value import Value
-from autotune.values.budget import Effort
+from autotune.values.budget import DEFAULT_LOSS_STEPS, LEAST_LOSS_STEPS, Effort
 from autotune.values.config import LARGEST_BATCH, LARGEST_SEED, Allowance
 from autotune.values.problem import Engine, Fleet
 from autotune.values.workload import LONGEST_SAMPLE, OwnKnobs, RecipeName
@@ -147,6 +147,16 @@ class SearchOptions(WorkloadOptions):
         given = {name: getattr(self, name) for name in ("workers", "address", "kind")}
         engine: Engine = "ray" if (self.nodes or 1) > 1 else self.engine
         return Fleet(engine=engine, devices=devices, nodes=self.nodes or 1, **given)
+
+    def loss_steps(self) -> int:
+        """Return the optimizer steps over which losses are compared; 0: none; InputError: they can't be."""
+        asked, is_free = self.check_loss, self.global_batch == "any"
+        if asked and is_free:
+            why = "with --global-batch any no two configurations take the same steps; name a global batch"
+            raise InputError(f"--check-loss {asked}: {why}")
+        if asked and asked < LEAST_LOSS_STEPS:
+            raise InputError(f"--check-loss {asked}: fewer than {LEAST_LOSS_STEPS} steps tell nothing")
+        return asked if asked is not None else 0 if is_free else DEFAULT_LOSS_STEPS[self.effort]
 
 
 def options_of(kind: type[AnyOptions], given: Mapping[str, Any], own: OwnKnobs | None = None) -> AnyOptions:

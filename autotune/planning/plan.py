@@ -20,7 +20,7 @@ from autotune.space.space import History, SearchSpace
 from autotune.units import now, show_memory
 from autotune.value import sha256_of
 from autotune.values import hardware as machine
-from autotune.values.budget import DEFAULT_LOSS_STEPS, LEAST_LOSS_STEPS, Budget, CheckTask, Effort, LossTask
+from autotune.values.budget import Budget, CheckTask, Effort, LossTask
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.problem import Fleet, Objective, Problem
 from autotune.values.result import ResultData
@@ -88,18 +88,37 @@ class SearchPlan(Problem):
             copied.__dict__.pop(own, None)
         return copied
 
+    def with_earlier(self, earlier: ResultData) -> Self:
+        """Return the plan of a search that also tries the winner of an earlier answer; InputError: it can't."""
+        best, space = earlier.best.config, self.search_space
+        other = earlier.workload.differing(self.workload)
+        reason = f"it trained something else: {other}" if other else space.refusal(best)
+        if reason is None and (nearest := space.config(space.choices_of(best))) != best:
+            others = ", ".join(
+                in_words(*knob) for knob in sorted(make_point(best).items() - make_point(nearest).items())
+            )
+            reason = f"{others}: no choice of this search, by --fix, --only, --effort or --space"
+        if reason is not None:
+            raise InputError(f"--against: its winner can't be tried: {reason}")
+        return self.model_copy(update={"earlier": earlier})
 
-def with_earlier(plan: SearchPlan, earlier: ResultData) -> SearchPlan:
-    """Return the plan of a search that also tries the winner of an earlier answer; InputError: it can't."""
-    best, space = earlier.best.config, plan.search_space
-    other = earlier.workload.differing(plan.workload)
-    reason = f"it trained something else: {other}" if other else space.refusal(best)
-    if reason is None and (nearest := space.config(space.choices_of(best))) != best:
-        others = ", ".join(in_words(*knob) for knob in sorted(make_point(best).items() - make_point(nearest).items()))
-        reason = f"{others}: no choice of this search, by --fix, --only, --effort or --space"
-    if reason is not None:
-        raise InputError(f"--against: its winner can't be tried: {reason}")
-    return plan.model_copy(update={"earlier": earlier})
+    def with_files(self) -> Self:
+        """Return the plan of a search that begins, with the present state of the files of its training."""
+        workload, code = self.workload, self.workload.own_code
+        files = [
+            None if workload.dataset is None else Path(workload.dataset),
+            None if workload.model.path is None else Path(workload.model.path) / "config.json",
+            None if code is None or not code.command or code.is_module else Path(code.directory) / code.command[0],
+        ]
+        return self.model_copy(update={"files": {str(f): _state(f) for f in files if f is not None and f.is_file()}})
+
+    def changed_files(self) -> list[str]:
+        """Return a line for each file of the training that has changed since the search began."""
+        return [
+            f"since the search: {file} has changed; measurements from before and after that may not compare"
+            for file, state in self.files.items()
+            if Path(file).is_file() and _state(Path(file)) != state
+        ]
 
 
 def too_large(plan: SearchPlan, config: TrainConfig) -> str | None:
@@ -205,17 +224,6 @@ class SearchState:
             self.history.add(result)
 
 
-def loss_steps_of(options: SearchOptions) -> int:
-    """Return the optimizer steps over which losses are compared; 0: none; InputError: they can't be."""
-    asked, is_free = options.check_loss, options.global_batch == "any"
-    if asked and is_free:
-        why = "with --global-batch any no two configurations take the same steps; name a global batch"
-        raise InputError(f"--check-loss {asked}: {why}")
-    if asked and asked < LEAST_LOSS_STEPS:
-        raise InputError(f"--check-loss {asked}: fewer than {LEAST_LOSS_STEPS} steps tell nothing")
-    return asked if asked is not None else 0 if is_free else DEFAULT_LOSS_STEPS[options.effort]
-
-
 def reopened(
     plan: SearchPlan,
     results: Sequence[TrialResult],
@@ -238,7 +246,7 @@ def reopened(
         asked = {"effort": effort, "max_trials": max_trials, "max_time_s": max_time_s}
         asked = {name: value for name, value in asked.items() if effort is not None or value is not None}
         options = plan.options.model_copy(update=asked)
-        changes |= {"options": options, "loss_steps": loss_steps_of(options)}  # the effort also decides on these
+        changes |= {"options": options, "loss_steps": options.loss_steps()}  # the effort also decides on these
     return plan.model_copy(update=changes)
 
 
@@ -253,26 +261,6 @@ def differences(plan: SearchPlan) -> list[str]:
     packages = sorted(p for p in then.versions if then.versions[p] != now.versions.get(p))
     changed = ", ".join(f"{p} {then.versions[p]} is now {now.versions.get(p, 'gone')}" for p in packages)
     return [f"since the search: {changed}"] if changed else []
-
-
-def changed_files(plan: SearchPlan) -> list[str]:
-    """Return a line for each file of the training that has changed since the search began."""
-    return [
-        f"since the search: {file} has changed; measurements from before and after that may not compare"
-        for file, state in plan.files.items()
-        if Path(file).is_file() and _state(Path(file)) != state
-    ]
-
-
-def with_files(plan: SearchPlan) -> SearchPlan:
-    """Return the plan of a search that begins, with the present state of the files of its training."""
-    workload, code = plan.workload, plan.workload.own_code
-    files = [
-        None if workload.dataset is None else Path(workload.dataset),
-        None if workload.model.path is None else Path(workload.model.path) / "config.json",
-        None if code is None or not code.command or code.is_module else Path(code.directory) / code.command[0],
-    ]
-    return plan.model_copy(update={"files": {str(f): _state(f) for f in files if f is not None and f.is_file()}})
 
 
 def _state(file: Path) -> str:

@@ -14,7 +14,7 @@ from autotune.errors import InputError, MachineError
 from autotune.execution.places import numbers_of, spread
 from autotune.planning import workload as workloads
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import SearchPlan, least_states, loss_steps_of
+from autotune.planning.plan import SearchPlan, least_states
 from autotune.space.file import Parameter, SpaceFile, load_space
 from autotune.space.knobs import fitting, fixed_values, knob_named, knobs, make_config, make_point
 from autotune.space.rules import refusals
@@ -129,7 +129,7 @@ def start_of(options: SearchOptions, allotment: Allotment) -> Start:
     for word in options.fix:
         if (name := word.partition("=")[0]) in options.only:
             raise InputError(f"--only {name}: --fix {word} leaves nothing to search of it; drop one of the two")
-    loss_steps_of(options)
+    options.loss_steps()
     workloads.check_recipe(options)
     if allotment.hardware.is_cpu and options.device != "cpu" and (why := why_untuned()):
         raise MachineError(why)
@@ -209,7 +209,7 @@ def plan_from(start: Start, workload: Workload, found: Description, space: Space
         baseline=changes.pop("baseline", None) or baseline_of(workload, facts, start.of_baseline, start.arguments),
         objective=objective,
         soak=True,
-        loss_steps=0 if workload.generates else loss_steps_of(options),
+        loss_steps=0 if workload.generates else options.loss_steps(),
         loss_insisted=bool(options.check_loss),
         record=options.record and not start.is_shared,
         report_to=options.report_to,

@@ -9,7 +9,7 @@ from factories import VERSIONS, make_budget, make_config, make_gpu, make_hardwar
 from autotune.errors import InputError, MachineError
 from autotune.planning import plan as plans
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import changed_files, differences, is_over, reopened, with_earlier, with_files
+from autotune.planning.plan import differences, is_over, reopened
 from autotune.space.file import load_space
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import Allowance
@@ -71,15 +71,15 @@ def test_a_search_is_over_once_its_finals_have_begun_and_until_it_is_given_more(
 
 def test_an_earlier_winner_is_tried_if_it_trains_the_same_and_may_be_tried():
     wins = make_config(4)
-    assert with_earlier(make_plan(), answer_of(wins)).against == wins
+    assert make_plan().with_earlier(answer_of(wins)).against == wins
     longer = answer_of(wins, workload=make_workload(sequence_length=8192))
     with pytest.raises(InputError, match=r"can't be tried: it trained something else: sequence length 8192 and \d+$"):
-        with_earlier(make_plan(), longer)
+        make_plan().with_earlier(longer)
     with pytest.raises(InputError, match="--against: its winner can't be tried: changes the method"):
-        with_earlier(make_plan(allowance=Allowance.OPTIMIZER), answer_of(make_config(4, adapter=LoraAdapter())))
+        make_plan(allowance=Allowance.OPTIMIZER).with_earlier(answer_of(make_config(4, adapter=LoraAdapter())))
     quick = make_plan(budget=make_budget(effort=Effort.QUICK), space=load_space("cpu"))
     with pytest.raises(InputError, match="its winner can't be tried: compile=inductor: no choice of this search"):
-        with_earlier(quick, answer_of(make_config(4, torch_compile_backend="inductor")))
+        quick.with_earlier(answer_of(make_config(4, torch_compile_backend="inductor")))
 
 
 def test_another_machine_is_refused_and_other_versions_are_told(monkeypatch):
@@ -99,14 +99,14 @@ def test_files_that_are_others_since_the_search_began_are_told(tmp_path, monkeyp
     data = tmp_path / "texts.jsonl"
     data.write_text("one")
     os.utime(data, (1000, 1000))
-    plan = with_files(make_plan(workload=make_workload(dataset=str(data))))
-    assert changed_files(plan) == []
+    plan = make_plan(workload=make_workload(dataset=str(data))).with_files()
+    assert plan.changed_files() == []
     if most:  # a small file that was only touched is the same
         os.utime(data, (0, 0))
-        assert changed_files(plan) == []
+        assert plan.changed_files() == []
     data.write_text("two" if most else "three")
     os.utime(data, (1000, 1000))  # as a restored copy has it
-    (line,) = changed_files(plan)
+    (line,) = plan.changed_files()
     assert line.startswith(f"since the search: {data} has changed; ")
     data.unlink()
-    assert changed_files(plan) == []
+    assert plan.changed_files() == []
