@@ -25,7 +25,7 @@ def step_lines(result: ResultData) -> list[str]:
     if (step := result.best.step) is None:
         return []
     largest = sorted(step.shares.items(), key=lambda part: -part[1])
-    lines = [f"a step's time goes to: {parts_line(step.shares)} ({_source(step)})"]
+    lines = [f"a step's time goes to: {parts_line(step.shares)} ({step.source})"]
     config, idle = result.best.config, step.shares.get("host", 0.0) + step.shares.get("data", 0.0)
     advised = [(part, s) for part, s in largest if part in _ADVICE and s >= _ADVICE[part][0]]
     # The winner left behind what the baseline has.
@@ -52,13 +52,9 @@ def step_rows(steps: Mapping[str, StepTime]) -> list[tuple[str, ...]]:
     if not steps:
         return []
     most = {part: max(s.shares.get(part, 0.0) for s in steps.values()) for s in steps.values() for part in s.shares}
-    heading = ("", *(f"{side}, {_source(step)}" for side, step in steps.items()))
+    heading = ("", *(f"{side}, {step.source}" for side, step in steps.items()))
     rows = []
     for part in sorted(most, key=lambda p: -most[p]):
         of_each = ((step.seconds, step.shares.get(part)) for step in steps.values())
         rows.append((part, *(f"{show_rate(s * share)} s, {share:.0%}" if share else "–" for s, share in of_each)))
     return [heading, *rows, ("a step", *(f"{show_rate(step.seconds)} s" for step in steps.values()))]
-
-
-def _source(step: StepTime) -> str:
-    return "measured by a profile" if step.is_profiled else "predicted"

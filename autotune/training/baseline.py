@@ -197,7 +197,7 @@ def baseline_config(
         as_given.setdefault("torch_compile_backend", "inductor")
     if hardware.is_cpu:  # where there is no accelerator the Trainer neither pins nor has a cache to empty
         as_given |= {"dataloader_pin_memory": False, "torch_empty_cache_steps": None}
-    parallelism, kind, named = Parallelism(), "none", ("activation_checkpointing", "gradient_checkpointing")
+    kind, named = "none", ("activation_checkpointing", "gradient_checkpointing")
     split = _fsdp(given, source) or zero_of(given, source)
     if split and devices == 1:
         way = "fsdp" if given.get("fsdp") else "deepspeed"
@@ -209,12 +209,8 @@ def baseline_config(
             kind = checkpointing_of(given.get(f"{name}_kwargs") or {})
         except (ValueError, AttributeError) as error:
             raise InputError(f"{source}: {name}_kwargs: {error}") from None
+    ddp = {name: given.get(name) for name in OF_DDP if devices > 1}  # what the user has set of it
     try:
-        if split:
-            parallelism = Parallelism(world_size=devices, **split)
-        elif devices > 1:  # DDP, with what the user has set of it
-            ddp = {name: given.get(name) for name in OF_DDP}
-            parallelism = Parallelism(world_size=devices, **ddp)
         return TrainConfig(
             **as_given,
             expandable_segments=not hardware.is_cpu and "expandable_segments:True" in (allocator_settings() or ""),
@@ -223,7 +219,7 @@ def baseline_config(
             checkpointing=kind,
             attn_implementation=facts.attn_implementations[0] if facts.attn_implementations else None,
             experts_implementation=facts.experts_implementations[0] if facts.experts_implementations else None,
-            parallelism=parallelism,
+            parallelism=Parallelism(world_size=devices, **(split or ddp)),
         )
     except ValidationError as error:
         first = error.errors()[0]

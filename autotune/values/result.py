@@ -36,6 +36,10 @@ class StepTime(Value):
     shares: StepParts = Field(description="by what it is spent on; they add up to 1")
     is_profiled: bool = Field(description="whether the shares were measured, by a profile; else predicted")
 
+    @property
+    def source(self) -> str:
+        return "measured by a profile" if self.is_profiled else "predicted"
+
 
 class Contender(Value):
     """A configuration with its measurement."""
