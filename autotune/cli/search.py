@@ -198,7 +198,7 @@ def _watched(
     output: str | Path | None,
     **shown: bool,
 ) -> None:
-    """Run a search with a progress display and print its answer; typer.Exit: it was interrupted, and that is so far."""
+    """Run a search with a progress display and print its answer, the one so far if it is interrupted (typer.Exit)."""
     from autotune.search.tuner import SearchInterrupted
     from autotune.storage.run_directory import ANSWER_FILE, PLAN_FILE, read_plan
     from autotune.tuning_result import with_methods

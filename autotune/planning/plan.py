@@ -94,9 +94,8 @@ class SearchPlan(Problem):
         other = earlier.workload.differing(self.workload)
         reason = f"it trained something else: {other}" if other else space.refusal(best)
         if reason is None and (nearest := space.config(space.choices_of(best))) != best:
-            others = ", ".join(
-                in_words(*knob) for knob in sorted(make_point(best).items() - make_point(nearest).items())
-            )
+            lacking = sorted(make_point(best).items() - make_point(nearest).items())
+            others = ", ".join(in_words(*knob) for knob in lacking)
             reason = f"{others}: no choice of this search, by --fix, --only, --effort or --space"
         if reason is not None:
             raise InputError(f"--against: its winner can't be tried: {reason}")
