@@ -163,12 +163,10 @@ def _accelerate(result: ResultData) -> dict[str, Any]:
         "use_cpu": result.hardware.is_cpu and spread.sharding not in ZERO_STAGES,
     }
     if "fsdp_config" in arguments:
-        settings = {"cpu_offload": False, "activation_checkpointing": False, **arguments["fsdp_config"]}
+        # The defaults of TrainingArguments, and over them the measured settings.
+        settings: dict[str, Any] = {"state_dict_type": "FULL_STATE_DICT", "cpu_ram_efficient_loading": False}
+        settings |= {"cpu_offload": False, "activation_checkpointing": False, **arguments["fsdp_config"]}
         by_accelerates_names = {f"fsdp_{'offload_params' if n == 'cpu_offload' else n}": v for n, v in settings.items()}
-        by_accelerates_names |= {
-            "fsdp_cpu_ram_efficient_loading": False,
-            "fsdp_state_dict_type": "FULL_STATE_DICT",  # the default of TrainingArguments
-        }
         document |= {"distributed_type": "FSDP", "fsdp_config": by_accelerates_names}
     if "deepspeed" in arguments:
         # Precision, clipping and offload stand in DeepSpeed's own file; accelerate refuses them beside it.

@@ -29,6 +29,7 @@ ZERO_BUCKET_ELEMENTS = 50_000_000
 # Parameters of an FSDP unit, where units are made by size: the order of a layer of a model of a billion parameters
 # (Llama 3.2 1B has 61 million, BERT-large 13 million).
 UNIT_PARAMETERS = 20_000_000
+FSDP_BY_SIZE = {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": UNIT_PARAMETERS}
 
 # Kinds of sharding by DeepSpeed, with ZeRO's stages, and by FSDP2.
 ZERO_STAGES = {"zero_1": 1, "zero_2": 2, "zero_3": 3}
@@ -129,13 +130,8 @@ def _of_trl(recipe: Recipe, config: TrainConfig, sequence_length: int) -> dict[s
 
 def _fsdp(config: TrainConfig, hardware: Hardware) -> dict[str, Any]:
     spread = config.parallelism
-    settings: dict[str, Any] = {
-        "version": 2,
-        "reshard_after_forward": spread.sharding == "fsdp_full",
-        "auto_wrap_policy": "SIZE_BASED_WRAP" if spread.wrapping == "size" else "TRANSFORMER_BASED_WRAP",
-    }
-    if spread.wrapping == "size":
-        settings["min_num_params"] = UNIT_PARAMETERS
+    settings: dict[str, Any] = {"version": 2, "reshard_after_forward": spread.sharding == "fsdp_full"}
+    settings |= FSDP_BY_SIZE if spread.wrapping == "size" else {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     arguments: dict[str, Any] = {"fsdp": True, "fsdp_config": settings}
     if spread.offload == "parameters":
         settings["cpu_offload"] = True

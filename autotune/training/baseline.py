@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from autotune.errors import InputError, complaint, one_line, suggestion
-from autotune.training.arguments import OWN_HARNESS, SEARCHED_ARGUMENTS, UNIT_PARAMETERS, ZERO_STAGES
+from autotune.training.arguments import FSDP_BY_SIZE, OWN_HARNESS, SEARCHED_ARGUMENTS, ZERO_STAGES
 from autotune.values.config import KNOBS, LARGEST_BATCH, LARGEST_SEED, OF_DDP, Parallelism, Precision, TrainConfig
 from autotune.values.hardware import Hardware, allocator_settings
 from autotune.values.model import ModelFacts
@@ -59,7 +59,6 @@ _FSDP_DEFAULTS = _FSDP_KEPT | {
     "state_dict_type": "FULL_STATE_DICT",
     **dict.fromkeys(("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt"), False),
 }
-_FSDP_BY_SIZE = {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": UNIT_PARAMETERS}
 # What the older way to switch it on, `--fsdp "shard_grad_op offload"`, says in settings.
 _FSDP_WORDS: dict[str, dict[str, bool]] = {
     **{word: {} for word in ("true", "auto_wrap", "full_shard")},
@@ -242,7 +241,7 @@ def _fsdp(given: dict[str, Any], source: str) -> dict[str, Any]:
     for word in words if isinstance(words, list) else str(words).lower().split():
         said |= _FSDP_WORDS.get(word, {word: True})
     by_size = said["auto_wrap_policy"] == "SIZE_BASED_WRAP"
-    usual = {**_FSDP_DEFAULTS, **(_FSDP_BY_SIZE if by_size else {})}
+    usual = {**_FSDP_DEFAULTS, **(FSDP_BY_SIZE if by_size else {})}
     kept = {name for name in _FSDP_KEPT if isinstance(said[name], bool)}
     if other := sorted(name for name in said.keys() - kept if said[name] != usual.get(name)):
         raise InputError(f"{source}: fsdp: {', '.join(other)}: is not among the settings that are searched; remove it")
