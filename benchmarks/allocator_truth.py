@@ -235,20 +235,7 @@ def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for name in QUANTITIES:
         if rows:
             summary[name] = error_figures([100 * row["errors"][name] for row in rows], 2)
-    told = [row for row in rows if _told_kernels(row) is not None]
-    summary["attention right"] = f"{sum(bool(_told_kernels(row)) for row in told)} of {len(told)}"
     return summary
-
-
-def _told_kernels(row: dict[str, Any]) -> bool | None:
-    """Return whether the kernels of attention are those that were predicted, None where that isn't known."""
-    predicted = set(row["predicted"].get("attention", ()))  # in earlier rows
-    if row["attention"] is None or not predicted or row["case"]["config"].get("attn_implementation") != "sdpa":
-        return None
-    seen = {name for name in row["attention"] if name != "softmax"}
-    if "math" in predicted and "softmax" in row["attention"]:
-        seen.add("math")
-    return (seen or {"math"}) == predicted
 
 
 def report(parts: Iterable[str], measured: Path, predicted: Path, *, each: bool) -> None:
@@ -280,7 +267,6 @@ def _line(row: dict[str, Any]) -> str:
         f"{case['number']:3} {case['model'].partition('/')[2] or case['model']:24} {case['capability']} "
         f"{size:3}x{case['length']:<4} x{case['accumulation']} {' '.join(words):56} {shown} "
         f"{memory['allocated_bytes'] / 2**30:6.2f} GiB {','.join(row['attention'] or ())} "
-        f"{'' if _told_kernels(row) is not False else 'KERNEL ' + ','.join(row['predicted']['attention'])}"
         f"{'' if row['reserved_covered'] else ' outside'}"
     )
 
