@@ -8,8 +8,8 @@ when freed; segments are never given back. One stream, and a device that is neve
 small blocks and one for large ones, which grow at their end by 2 or 20 MiB where no free block is large enough.
 
 Of free blocks alike the one with the lowest address is taken. Whether a new segment lies above or below those before is
-the driver's choice, so both are replayed and the larger reserved memory counts: T5 and mT5 need up to a sixth more in
-one of the two. Of 11 trainings of an H200 that tell them apart, seven were nearer to falling addresses.
+the driver's choice, so both are replayed and the larger reserved memory counts: mT5-small needs a sixth more in one of
+the two. Of 11 trainings of an H200 that tell them apart, seven were nearer to falling addresses.
 """
 
 import bisect
