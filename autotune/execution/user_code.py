@@ -259,13 +259,14 @@ def step_of(own: OwnStep, config: TrainConfig, accumulation_steps: int, file: Pa
     if not callable(step):
         kind = type(step).__name__
         raise InputError(f"{own.name} returned {kind}; it has to return a function that does one optimizer step")
-    if inspect.iscoroutinefunction(step) or inspect.isgeneratorfunction(step):
-        raise InputError(f"{own.name} returned a generator or coroutine, whose call does nothing; return a function")
     return step  # type: ignore[no-any-return]
 
 
 def loss_and_samples(returned: Any) -> tuple[Any, int | None]:
     """Return the loss that a step has returned and, if it returned (loss, samples), the samples."""
+    if inspect.isgenerator(returned) or inspect.iscoroutine(returned):
+        returned.close()
+        raise InputError("the step made a generator or coroutine, which does nothing; have it do an optimizer step")
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], int):
         return returned
     return returned, None

@@ -119,11 +119,12 @@ def yielding():
         (lambda config: {}["shapes"], "KeyError: 'shapes'"),
         (lambda config: exit("no data"), "SystemExit: no data"),
         (lambda config: 42, "make returned int; it has to return a function that does one optimizer step"),
-        (lambda config: yielding, "make returned a generator or coroutine, whose call does nothing"),
+        (lambda config: yielding, "the step made a generator or coroutine, which does nothing"),
+        (lambda config: lambda: yielding(), "the step made a generator or coroutine, which does nothing"),
         (lambda config: iter(range(3)).__next__, "its data end after 3 steps: have the step begin them again"),
         (b"no pickle", "make can't be loaded in a trial: "),
     ],
-    ids=["NaN", "refuses", "fails", "exits", "no function", "generator", "data that end", "no pickle"],
+    ids=["NaN", "refuses", "fails", "exits", "no function", "generator", "one in it", "data that end", "no pickle"],
 )
 def test_a_function_that_makes_no_training_is_told(run_own, make, said):
     result = run_own(make)
