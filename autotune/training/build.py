@@ -99,6 +99,9 @@ def build_model(
             # Of a figure that is 0, with which the model doesn't train, as is said where it is traced.
             warnings.filterwarnings("ignore", "Initializing zero-element tensors")
             model = head.from_config(config, **options)
+        # `from_pretrained` trains all that it loads, also what the class itself freezes, such as Whisper's positions.
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
         # Wav2Vec2 makes one parameter by torch's legacy constructor, which ignores the device of the context.
         if any(parameter.device.type != torch.device(first).type for parameter in model.parameters()):
             model.to(first)

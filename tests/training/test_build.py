@@ -86,3 +86,16 @@ def test_output_weights_are_apart_or_tied_as_the_config_says(tmp_path):
     assert describe(spec, Task.SEQ2SEQ_LM).parameters == model.num_parameters()
     tied = on_cpu(tiny(tmp_path, "t5", tie_word_embeddings=True), Task.SEQ2SEQ_LM)
     assert tied.lm_head.weight is tied.shared.weight
+
+
+@pytest.mark.parametrize("name", ["whisper", "pegasus", "marian"])
+def test_what_a_class_freezes_is_trained_as_in_a_checkpoint(tmp_path, name):
+    """Loading thaws the positions of all three, though no checkpoint of Marian's has them."""
+    heads = {f"{part}_attention_heads": 2 for part in ("encoder", "decoder")}
+    sizes = {**heads, "encoder_layers": 1, "decoder_layers": 1, "d_model": 32, "vocab_size": 99, "pad_token_id": 0}
+    spec = resolve(str(write_model(tmp_path / name, {"model_type": name, "decoder_start_token_id": 0, **sizes})))
+    model = on_cpu(spec, default_task(spec))
+    model.save_pretrained(tmp_path / "saved")
+    loaded = type(model).from_pretrained(tmp_path / "saved")
+    trained, read = ({n for n, p in m.named_parameters() if p.requires_grad} for m in (model, loaded))
+    assert trained == read
