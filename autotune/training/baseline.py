@@ -184,6 +184,8 @@ def baseline_config(
     if given.get("bf16") and given.get("fp16"):
         raise InputError(f"{source}: bf16 and fp16 are both set; the Trainer takes one")
     loading = arguments.fixed.get("accelerator_config") or {}
+    if isinstance(loading, str):  # which TrainingArguments have read
+        loading = _in_text_or_file(loading)
     if devices > 1 and isinstance(loading, dict) and loading.get("split_batches"):
         raise InputError(f"{source}: split_batches deals a micro-batch out to all devices; remove it")
     is_said = {name: known.knob.argument == "always" for name, known in KNOBS.items() if known.knob.argument}
@@ -253,6 +255,11 @@ def _fsdp(given: dict[str, Any], source: str) -> dict[str, Any]:
     }
 
 
+def _in_text_or_file(document: str) -> Any:
+    """Return the JSON that an argument is, or that stands in the file which it names."""
+    return json.loads(document if document.lstrip().startswith("{") else Path(document).read_bytes().decode())
+
+
 def zero_of(given: dict[str, Any], source: str) -> dict[str, Any]:
     """Return DeepSpeed's fields of `Parallelism`, none without it; InputError: its file or a setting can't be used."""
     document = given.get("deepspeed")
@@ -260,7 +267,7 @@ def zero_of(given: dict[str, Any], source: str) -> dict[str, Any]:
         return {}
     if not isinstance(document, dict):
         try:
-            document = json.loads(document if document.lstrip()[:1] == "{" else Path(document).read_bytes().decode())
+            document = _in_text_or_file(document)
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{source}: deepspeed {document}: {one_line(error)}") from None
     zero = document.get("zero_optimization") if isinstance(document, dict) else None

@@ -121,8 +121,11 @@ def test_the_baseline_of_several_devices_is_fsdp_or_zero_if_the_arguments_ask_fo
     assert found.parallelism == Parallelism(world_size=2, **asked)
 
 
-def test_a_micro_batch_that_is_dealt_out_to_all_devices_is_refused(read):
-    given = read({"accelerator_config": {"split_batches": True}})
+@pytest.mark.parametrize("kind", ["object", "text", "file"])
+def test_a_micro_batch_that_is_dealt_out_to_all_devices_is_refused(read, kind, tmp_path):
+    settings, file = {"split_batches": True}, tmp_path / "accelerate.json"
+    file.write_text(json.dumps(settings))
+    given = read({"accelerator_config": {"object": settings, "text": json.dumps(settings), "file": str(file)}[kind]})
     assert baseline_config(given, 16, make_facts(), make_gpu(count=1)).parallelism.is_single
     with pytest.raises(InputError, match="split_batches deals a micro-batch out to all devices; remove it"):
         baseline_config(given, 16, make_facts(), make_gpu(count=2))
