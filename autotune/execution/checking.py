@@ -46,7 +46,7 @@ class Reading(NamedTuple):
     """How a trial reads its samples."""
 
     longest: Any = None  # gives so many samples to evaluate on, the longest first; None: there are none
-    kept: int | None = None  # samples of the data set whose predictions an evaluation keeps; None: it keeps none
+    kept: int | None = None  # samples of the largest data set, as predictions are kept until its end; None: they aren't
     not_saved: str | None = None  # why a soak saves no checkpoint
     not_evaluated: str | None = None  # why there is nothing to evaluate on, if the user can't know
 
@@ -244,8 +244,11 @@ def _stood_in(trainer: Any) -> Iterator[dict[str, Any]]:
         return found
 
     def evaluation_loop(*args: Any, **kwargs: Any) -> Any:
+        nonlocal first, batches, samples
+        first, batches, samples = None, 0, 0  # of each data set
         output = loop(*args, **kwargs)
-        seen["predictions_bytes"] = sum(getattr(array, "nbytes", 0) for array in tree_leaves(output.predictions))
+        size = sum(getattr(array, "nbytes", 0) for array in tree_leaves(output.predictions))
+        seen["predictions_bytes"] = max(size, seen.get("predictions_bytes", 0))
         return output
 
     def compute_metrics(*args: Any, **kwargs: Any) -> Any:

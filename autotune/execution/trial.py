@@ -345,12 +345,20 @@ def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) 
     saves = user_code.own_values(trainer.args).get("save_strategy", "no") != "no"
     not_saved = None if saves else "no checkpoint was saved, as your arguments have it"
     found = trainer.eval_dataset
-    sized = [d for d in (found.values() if isinstance(found, dict) else [found]) if d is not None and has_length(d)]
+    sets = found if isinstance(found, dict) else {"": found}
+    sized = {name: rows for name, rows in sets.items() if rows is not None and has_length(rows)}
     streamed = "not evaluated: your eval_dataset is a stream" if found is not None and not sized else None
     reading = Reading(not_evaluated=streamed, not_saved=not_saved)
-    if (largest := max(sized, key=len, default=None)) is not None and len(largest):
-        kept = len(largest) if keeps_predictions(trainer) else None
-        reading = Reading(lambda samples: view(largest, longest_of(largest, samples)), kept, not_saved=not_saved)
+    if filled := {name: rows for name, rows in sized.items() if len(rows)}:
+
+        def longest(samples: int) -> Any:
+            if not isinstance(found, dict):
+                return view(found, longest_of(found, samples))
+            # The Trainer evaluates each: the longest samples may be in a small one.
+            return {name: view(rows, longest_of(rows, min(samples, len(rows)))) for name, rows in filled.items()}
+
+        kept = max(map(len, filled.values())) if keeps_predictions(trainer) else None
+        reading = Reading(longest, kept, not_saved=not_saved)
     if code.reorders:
         samples, directory = trial.max_steps * trial.samples_per_step, trial.data_directory
         trainer.train_dataset = ordered(trial.request, trainer.train_dataset, directory, samples=samples)

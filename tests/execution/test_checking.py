@@ -232,6 +232,15 @@ def test_metrics_get_predictions_of_all_samples_of_which_the_model_computes_two_
     assert trainer.model.calls == 2
 
 
+def test_each_of_several_data_sets_is_evaluated_with_its_own_predictions(make):
+    trainer = make(metrics=lambda predicted: seen.append(len(predicted[1])) or {})
+    seen = []
+    reading = Reading(lambda samples: {"few": ROWS[:10], "many": [*ROWS, *ROWS][:samples], "one": ROWS[:1]}, 30)
+    found = checking.evaluated((4,), trainer, reading, Mock())
+    assert found == {"eval_batch_size": 4, "predicted_samples": 30, "predictions_bytes": 30 * 2 * 4}
+    assert (seen, trainer.model.calls) == ([10, 30, 1], 2 + 2 + 1)
+
+
 def test_without_metrics_nothing_is_kept_and_two_batches_are_read(make):
     trainer = make(metrics=None)
     kept = [checking.keeps_predictions(each) for each in (trainer, make(prediction_loss_only=True), make())]
