@@ -4,7 +4,7 @@ The libraries of the stand-in are built once below `$AUTOTUNE_HOME` and preloade
 nothing of the user's environment changes. The child is autotune as it is on a machine with that GPU: it looks at the
 code, and runs the trial of a soak: three optimizer steps on the longest samples, a checkpoint, an evaluation.
 
-    python -m autotune.rehearsal GPU FOLDER SHA256     # the child
+    python -m autotune.rehearsal GPU FOLDER SHA256 PARENT     # the child
 """
 
 import itertools
@@ -25,6 +25,7 @@ from autotune.api import planned, subject_of
 from autotune.cost.memory import framework_bytes
 from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError, InfrastructureError, InputError
+from autotune.execution.job import die_with_parent
 from autotune.planning.options import SearchOptions, options_of
 from autotune.planning.plan import SearchPlan, request_of
 from autotune.planning.user_code import UserTrainer, too_long
@@ -93,7 +94,8 @@ def rehearse(
         (folder / "subject").write_bytes(content)
         of_card = variables(card, writable("stand-in"), folder / "devices", devices=number, context_bytes=context)
         environment = {**os.environ, **of_card}
-        command = [sys.executable, "-m", "autotune.rehearsal", card.name, str(folder), sha256_of(content)]
+        given = [card.name, str(folder), sha256_of(content), str(os.getpid())]
+        command = [sys.executable, "-m", "autotune.rehearsal", *given]
         done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, errors="replace")
         answers: TypeAdapter[Rehearsal | Refusal] = TypeAdapter(Rehearsal | Refusal)
         try:
@@ -229,4 +231,5 @@ def _lighter(plan: SearchPlan, model: CostModel | None, seen: Measurement) -> li
 
 
 if __name__ == "__main__":
+    die_with_parent(int(sys.argv[4]))
     main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

@@ -2,15 +2,17 @@
 
 import json
 import re
+import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from answers import drawn
 from factories import make_config, make_facts, make_plan, make_workload
 from own_trainings import LLAMA_SCRIPT
-from running import printed, python
+from running import printed, process, python, until, wait_for
 
 from autotune import rehearsal, rehearse
 from autotune.errors import InputError, MachineError
@@ -292,6 +294,24 @@ def test_where_values_of_the_model_decide_that_is_said(tmp_path):
     assert "nonzero of values that only a GPU computes" in done.stderr
     assert "train.py:" in done.stderr
     assert json.loads(done.stdout)["refused"]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_rehearsal_that_is_ended_leaves_no_process_and_if_it_can_no_file(tmp_path, number, code):
+    began, temporary = tmp_path / "began", tmp_path / "tmp"
+    temporary.mkdir()
+    (tmp_path / "train.py").write_text(
+        f"import os, time\nopen({str(began)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    words = ("-m", "autotune", "script", "--dry-run", "--gpu", "l4", "--", "python", "train.py")
+    command = process(*words, cwd=tmp_path, AUTOTUNE_HOME=str(tmp_path), TMPDIR=str(temporary))
+    with subprocess.Popen(**command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as rehearsing:
+        training = int(wait_for(began))
+        rehearsing.send_signal(number)
+        assert rehearsing.wait(60) == code
+    until(lambda: not psutil.pid_exists(training), limit_s=20.0)
+    assert number == signal.SIGKILL or not [*temporary.glob("autotune-*")]
 
 
 @pytest.mark.cuda

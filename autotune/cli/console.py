@@ -138,8 +138,12 @@ def progress(*, quiet: bool, verbose: bool) -> "Progress":
     """Return what shows trials' progress on stderr, and take SIGTERM for a Ctrl-C; InputError: both are asked for."""
     from autotune.output.progress import Progress
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    take_sigterm_for_ctrl_c()
     return Progress(stderr(quiet=quiet, verbose=verbose), verbose=verbose)
+
+
+def take_sigterm_for_ctrl_c() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 _GIVEN = "autotune.options"  # key in `typer.Context.meta`: values of options
