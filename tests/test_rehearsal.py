@@ -299,19 +299,14 @@ def test_where_values_of_the_model_decide_that_is_said(tmp_path):
 @pytest.mark.cuda
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_a_rehearsal_that_is_ended_leaves_no_process_and_if_it_can_no_file(tmp_path, number, code):
-    began, temporary = tmp_path / "began", tmp_path / "tmp"
-    temporary.mkdir()
-    (tmp_path / "train.py").write_text(
-        f"import os, time\nopen({str(began)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n"
-    )
+    (tmp_path / "train.py").write_text("import os, time\nopen('began', 'w').write(str(os.getpid()))\ntime.sleep(600)")
     words = ("-m", "autotune", "script", "--dry-run", "--gpu", "l4", "--", "python", "train.py")
-    command = process(*words, cwd=tmp_path, AUTOTUNE_HOME=str(tmp_path), TMPDIR=str(temporary))
-    with subprocess.Popen(**command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as rehearsing:
-        training = int(wait_for(began))
+    with subprocess.Popen(**process(*words, cwd=tmp_path, TMPDIR=str(tmp_path))) as rehearsing:
+        training = int(wait_for(tmp_path / "began"))
         rehearsing.send_signal(number)
         assert rehearsing.wait(60) == code
     until(lambda: not psutil.pid_exists(training), limit_s=20.0)
-    assert number == signal.SIGKILL or not [*temporary.glob("autotune-*")]
+    assert number == signal.SIGKILL or not [*tmp_path.glob("autotune-*")]
 
 
 @pytest.mark.cuda
