@@ -31,10 +31,9 @@ GRADIENT = (3, 4, 16, 0, True)
         ([(0, 2, 3, 0, False)], 4),  # of 3 MiB out of a segment of 20, which the gradient then uses 16 of
         ([(0, 1, 30, 0, False), (1, 2, 32, 0, False)], 30),  # a block that no later one fits into
         ([(0, 1, 32, 0, False), (1, 2, 32, 0, False)], 0),  # what ends before an operator makes room for its results
-        # none where each segment lies above those before
         ([(*row, 0, False) for row in ((0, 1, 48), (2, 4, 32), (3, 4, 16), (3, 6, 16), (4, 6, 48))], 48),
     ],
-    ids=["exact", "part of a segment", "growing", "equal", "segments below"],
+    ids=["exact", "part of a segment", "growing", "equal", "segments below those before"],
 )
 def test_blocks_that_no_other_fits_into_stay_unused(storages, unused):
     found = held_bytes(model(*storages, GRADIENT), "sgd", 1, accumulated=False).unused

@@ -378,13 +378,11 @@ def test_two_processes_do_the_step_of_one(answer, run, tmp_path, target, shardin
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
 @pytest.mark.parametrize("target", ["python", "apply", "result"])
 def test_an_answer_for_one_gpu_trains_on_one_where_several_are_visible(answer, tmp_path, target):
     """The Trainer would copy the model to each, for larger steps, and those of TRL would refuse to begin."""
-    found = answer("llama", Task.CAUSAL_LM, own={"report_to": "none"})
-    found = answer_of(found.best.config, workload=found.workload, hardware=make_gpu(versions=installed_versions()))
-    never = "import torch\n\ntorch.nn.DataParallel.__init__ = None\n"
+    found, gpu = answer("llama", Task.CAUSAL_LM, own={"report_to": "none"}), make_gpu(versions=installed_versions())
+    found = answer_of(found.best.config, workload=found.workload, hardware=gpu)
     found.save(tmp_path / "best.json")
     apply = ["-m", "autotune", "script", "--apply", "best.json", "--", "python"] if target == "apply" else []
     words, text = [*apply, tmp_path / "own.py", "--max_steps", "2"], LLAMA_SCRIPT
@@ -393,7 +391,8 @@ def test_an_answer_for_one_gpu_trains_on_one_where_several_are_visible(answer, t
     elif target == "result":
         made = "import autotune\nargs = autotune.load('best.json').training_arguments('out', max_steps=2)\n"
         text = text.replace("set_seed(args.seed)\n", made)
-    (tmp_path / "own.py").write_text(text.replace("import torch\n", never))
+    text = text.replace("import torch\n", "import torch\n\ntorch.nn.DataParallel.__init__ = None\n")
+    (tmp_path / "own.py").write_text(text)
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 

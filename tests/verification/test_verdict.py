@@ -57,6 +57,12 @@ def near(rate: float, spread: float = 0.05) -> Outcome:
     return make_measurement(rate, spread=spread)
 
 
+def alike(other, winner, *finals):
+    """Two that the search can't tell apart, of which the second wins; `finals`: their rates there."""
+    again = [(BASE, 10.0), (other, noisy(finals[0])), (winner, noisy(finals[1]))] * 2
+    return [(BASE, 10.0), (other, 20.2), (winner, 20.0)], again, "faster", winner
+
+
 SCRIPT = OwnCode(kind="script", shown="python train.py", command=("train.py",), directory="/")
 SMALL, FP16 = make_config(4), make_config(16, precision="fp16")
 MANY = make_config(16, checkpointing="full", attn_implementation="eager", optim="adamw_torch")
@@ -71,25 +77,11 @@ DECISIONS = {
     "nothing near the baseline needs no finals": ([(BASE, 10.0), (BIG, 5.0)], [], "no_clear_winner", BASE),
     "overlapping with the baseline": (LEADERS, [(BASE, near(10.0)), (BIG, near(10.5))] * 2, "no_clear_winner", BASE),
     "a wide interval": (LEADERS, [(BASE, near(10.0, 0.2)), (BIG, near(10.5, 0.2))] * 2, "undecided", BASE),
-    "the simplest of those alike": (
-        [(BASE, 10.0), (ADAFACTOR, 20.2), (BF16, 20.0)], ADAFACTOR_AND_BF16 * 2, "faster", BF16
-    ),
-    "of those alike and as simple the fastest of the finals": (
-        [(BASE, 10.0), (BIG, 20.2), (SMALL, 20.0)], [(BASE, 10.0), (BIG, noisy(20.0)), (SMALL, noisy(20.2))] * 2,
-        "faster", SMALL,
-    ),
-    "of those alike one without a loss scaler": (
-        [(BASE, 10.0), (FP16, 20.2), (BF16, 20.0)], [(BASE, 10.0), (FP16, noisy(20.2)), (BF16, noisy(20.0))] * 2,
-        "faster", BF16,
-    ),
-    "the class of a change weighs more than the number": (
-        [(BASE, 10.0), (LORA, 20.0), (MANY, 20.0)], [(BASE, 10.0), (LORA, noisy(20.0)), (MANY, noisy(20.0))] * 2,
-        "faster", MANY,
-    ),
-    "one device is simpler than two, however many other changes it has": (
-        [(BASE, 10.0), (TWO, 20.0), (MANY, 20.0)], [(BASE, 10.0), (TWO, noisy(20.0)), (MANY, noisy(20.0))] * 2,
-        "faster", MANY,
-    ),
+    "the simplest of those alike": alike(ADAFACTOR, BF16, 20.2, 20.0),
+    "of those alike and as simple the fastest of the finals": alike(BIG, SMALL, 20.0, 20.2),
+    "of those alike one without a loss scaler": alike(FP16, BF16, 20.2, 20.0),
+    "the class of a change weighs more than the number": alike(LORA, MANY, 20.0, 20.0),
+    "one device is simpler than two, however many other changes it has": alike(TWO, MANY, 20.0, 20.0),
     "the simplest must be clearly faster itself": (
         [(BASE, 10.0), (ADAFACTOR, 11.0), (BF16, 10.9)], ONE_IS_UNSURE * 2, "faster", ADAFACTOR
     ),
