@@ -181,7 +181,7 @@ def held_bytes(
     buckets: Buckets | None = None,
     evaluation: Evaluation | None = None,
 ) -> Held:
-    """Return the peaks of an allocator; `accumulated`: a step has more than one micro-batch.
+    """Return an allocator's peaks, of two replays the larger; `accumulated`: a step has more than one micro-batch.
 
     `keeps_gradients`: they are set to zero and not freed between steps, as before torch 2.0. Without `buckets` there is
     one device, without an `evaluation` none comes after the steps.

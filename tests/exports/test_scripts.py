@@ -378,6 +378,7 @@ def test_two_processes_do_the_step_of_one(answer, run, tmp_path, target, shardin
 
 
 @pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
 @pytest.mark.parametrize("target", ["python", "apply", "result"])
 def test_an_answer_for_one_gpu_trains_on_one_where_several_are_visible(answer, tmp_path, target):
     """The Trainer would copy the model to each, for larger steps, and those of TRL would refuse to begin."""

@@ -90,10 +90,9 @@ def test_the_codes_own_arguments_are_the_baseline_at_which_what_it_decides_is_he
 
 def test_a_script_that_sees_several_gpus_trains_on_all_where_autotune_tunes_for_one(monkeypatch):
     monkeypatch.setattr("autotune.planning.user_code.cuda_count", lambda: 4)
-    said = "tuned for one of 4 GPUs; without a launcher and autotune your Trainer copies the model to all of them "
-    made = plan_of_script(hardware=make_gpu(count=1))
-    assert sum(note.startswith(said) and "steps of 32 samples" in note for note in made.notes) == 1
-    assert not any(note.startswith("tuned for one") for note in plan_of_script().notes)
+    said = "copies the model to all of them (DataParallel), for steps of 32 samples; --devices 4 tunes for all"
+    told = [sum(note.endswith(said) for note in plan_of_script(hardware=on).notes) for on in (make_gpu(count=1), None)]
+    assert told == [1, 0]
 
 
 def test_samples_longer_than_the_models_positions_are_the_codes_own_affair():
