@@ -34,8 +34,8 @@ def answer_of(config: TrainConfig, **plan: Any) -> TuningResult:
     made, found = make_plan(**plan), _assembled()
     arguments = arguments_of(config, made.workload, made.hardware, None)
     best = found.best.model_copy(update={"config": config})
-    given = {"workload": made.workload, "hardware": made.hardware, "best": best, "arguments": arguments}
-    return found.model_copy(update=given)
+    asked = {name: getattr(made, name) for name in ("facts", "workload", "hardware")}
+    return found.model_copy(update={**asked, "best": best, "arguments": arguments})
 
 
 @functools.cache

@@ -201,9 +201,10 @@ def script(result: ResultData, name: str, template: str, lost: list[str], **valu
         "promise": f"{rate} on {devices}{result.hardware.name} ({found or 'unknown versions'})",
         "reference": spec.path if spec.source == "directory" and spec.path is not None else spec.name,
         "samples_per_step": per_step,
-        # Whether the loss leaves out the first label of each row. Adapters that put tokens with ignored labels before
-        # the sample leave something that predicts it.
-        "shifts_labels": is_causal and (config.adapter is None or config.adapter.kind not in ("prompt", "p-tuning")),
+        # Adapters that put tokens with ignored labels before the sample leave something that predicts the first one.
+        "shifts_labels": is_causal
+        and result.facts.shifts_labels
+        and (config.adapter is None or config.adapter.kind not in ("prompt", "p-tuning")),
         # The loss of a micro-batch may be a sum, so that those of a step simply add up.
         "sums_its_loss": workload.task is Task.SPEECH_CTC and spec.config.get("ctc_loss_reduction", "sum") == "sum",
         "trains_biases": trains_biases,
@@ -249,8 +250,6 @@ def _model_arguments(result: ResultData) -> dict[str, Any]:
         arguments["revision"] = spec.revision
     if spec.trust_remote_code:
         arguments["trust_remote_code"] = True
-    if result.workload.task is Task.CAUSAL_LM and spec.kind == "encoder":
-        arguments["is_decoder"] = True
     return arguments
 
 

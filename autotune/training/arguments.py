@@ -17,6 +17,7 @@ from autotune.value import Value
 from autotune.values.budget import Soaked
 from autotune.values.config import KNOBS, OF_DDP, Precision, TrainConfig
 from autotune.values.hardware import Hardware
+from autotune.values.model import Task
 from autotune.values.result import Arguments
 from autotune.values.techniques import OPTIMIZERS, checkpointing_arguments
 from autotune.values.workload import Recipe, Workload
@@ -56,7 +57,7 @@ def training_plan(config: TrainConfig, workload: Workload, hardware: Hardware) -
     return TrainingPlan(
         tuned={"seed": workload.seed, **workload.fixed_arguments, **_tuned(config, workload, hardware)},
         harness=harness,
-        model=_model(config),
+        model=_model(config, workload),
         adapter=adapter_arguments(config.adapter, workload.task) if config.adapter else None,
         quantization=quantization_arguments(config.quantization, config.precision, workload.task)
         if config.quantization
@@ -176,12 +177,14 @@ def _deepspeed(config: TrainConfig, hardware: Hardware) -> dict[str, Any]:
     }
 
 
-def _model(config: TrainConfig) -> dict[str, Any]:
+def _model(config: TrainConfig, workload: Workload) -> dict[str, Any]:
     # Since transformers 5 from_pretrained takes the checkpoint's own dtype: master weights in fp32 must be asked for.
     arguments: dict[str, Any] = {"dtype": "bfloat16" if config.precision is Precision.PURE_BF16 else "float32"}
     for name in ("attn_implementation", "experts_implementation"):
         if (kind := getattr(config, name)) is not None:
             arguments[name] = kind
+    if workload.task is Task.CAUSAL_LM and workload.model.kind == "encoder":
+        arguments["is_decoder"] = True
     if (spread := config.parallelism).tensor_parallel > 1:
         degrees: dict[str, Any] = {"tp_size": spread.tensor_parallel}
         if spread.data_parallel > 1:

@@ -51,8 +51,6 @@ def build_config(spec: ModelSpec, task: Task) -> "PreTrainedConfig":
         config.vocab_size = vocabulary
     config.architectures = config.architectures or []  # which the library iterates over: types with heads, as DeiT
     if task is Task.SEQUENCE_CLASSIFICATION:
-        if not spec.config.keys() & {"num_labels", "id2label"}:
-            config.num_labels = 2
         text = config.get_text_config()
         if getattr(text, "pad_token_id", None) is None:  # decoders look for the last token before padding
             text.pad_token_id = config.pad_token_id = next(iter(special_ids(config, "eos_token_id")), 0)

@@ -61,10 +61,11 @@ def facts_of(model: PreTrainedModel, task: Task, recipe: Recipe | None = None) -
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
         has_liger = model_type in MODEL_TYPE_TO_APPLY_LIGER_FN
+    shifts = loss_shifts(model)
     # The loss can come in chunks if it is the library's, of what a linear head makes, and nothing bends its logits.
     caps = [name for name in vars(config) if "logit" in name and "soft" in name and "attn" not in name]
     is_linear = task is Task.CAUSAL_LM and type(model.get_output_embeddings()) is torch.nn.Linear
-    chunks = is_linear and loss_shifts(model) and not any(getattr(config, name) for name in caps)
+    chunks = is_linear and shifts and not any(getattr(config, name) for name in caps)
     # Heads that the class's plan of tensor parallelism can divide among devices; some configs have a list, one a layer.
     heads, keys = (_of_all_layers(config, f"num_{name}_heads") for name in ("attention", "key_value"))
     if not isinstance(heads, int) or not getattr(model, "_tp_plan", None):
@@ -87,6 +88,7 @@ def facts_of(model: PreTrainedModel, task: Task, recipe: Recipe | None = None) -
         batch_coupled=_coupling(model, config, by_trl=recipe is not None and task is Task.CAUSAL_LM),
         split_changes=recipe.kind.coupled if recipe is not None else None,
         has_dropout=_has_dropout(model, config),
+        shifts_labels=shifts,
         chunks_loss=chunks,
         packs=task is Task.CAUSAL_LM and model_type in PACKED,
         max_sequence_length=_positions(model, config) if task.takes_text else None,

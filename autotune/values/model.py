@@ -128,6 +128,7 @@ class ModelFacts(Value):
     batch_coupled: str | None = None  # why a split into micro-batches changes results (batch norm, router loss)
     split_changes: str | None = None  # own loop: how a split into micro-batches changed the gradient; None: it didn't
     has_dropout: bool
+    shifts_labels: bool = True  # whether a causal model's loss leaves out the first label of each row
     chunks_loss: bool = False  # whether head and loss can be worked out in chunks
     packs: bool = False  # whether attention stays within the samples of a packed row
     max_sequence_length: int | None = None  # positions of the model; None: unlimited

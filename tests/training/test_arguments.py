@@ -5,7 +5,7 @@ import itertools
 from typing import Any
 
 import pytest
-from factories import make_config, make_gpu, make_hardware, make_workload
+from factories import make_config, make_gpu, make_hardware, make_spec, make_workload
 from transformers import TrainingArguments
 
 from autotune.training.arguments import (
@@ -80,6 +80,12 @@ def test_settings_of_accelerate_that_are_the_users_stay_beside_copies_that_dont_
 def test_weights_are_fp32_unless_training_is_pure():
     found = {precision: mapped(precision=precision).model["dtype"] for precision in Precision}
     assert found == {**dict.fromkeys(Precision, "float32"), Precision.PURE_BF16: "bfloat16"}
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_an_encoder_that_is_to_generate_is_loaded_as_a_decoder(kind):
+    plan = training_plan(make_config(), make_workload(model=make_spec(kind=kind)), make_hardware())
+    assert plan.model.get("is_decoder", False) == (kind == "encoder")
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from autotune.training.resolve import default_task, resolve
 from autotune.values.model import ModelSpec, Task
 
 
-def test_sequence_classification_has_two_labels_unless_told_otherwise(tmp_path):
-    for name in ("bert-base-uncased", "bart-base", "llama-2-7b"):
-        assert build_config(resolve(name), Task.SEQUENCE_CLASSIFICATION).num_labels == 2
+def test_a_classifier_has_as_many_labels_as_from_pretrained_gives_it(tmp_path):
+    for name, labels in {"bert-base-uncased": 2, "bart-base": 3, "llama-2-7b": 2}.items():
+        assert build_config(resolve(name), Task.SEQUENCE_CLASSIFICATION).num_labels == labels
     spec = tiny(tmp_path, "bert", id2label={"0": "bad", "1": "fair", "2": "good"})
     assert build_config(spec, Task.SEQUENCE_CLASSIFICATION).num_labels == 3
     assert build_config(tiny(tmp_path, "vit"), Task.IMAGE_CLASSIFICATION).num_labels == 3
