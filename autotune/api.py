@@ -14,7 +14,7 @@ from autotune.execution.ray_pool import RayPool
 from autotune.integrations.trackers import check as check_trackers
 from autotune.output.progress import observing
 from autotune.planning.options import SearchOptions, options_of, takes_options
-from autotune.planning.plan import SearchPlan, differences, reopened
+from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import Subject, start_of
 from autotune.planning.user_code import Knobs, UserLoop, UserTrainer, own_knobs
 from autotune.search.cost_model import check_fits, cost_model
@@ -233,11 +233,10 @@ def resume(
         before, restored = read_plan(directory.path), restore(directory.path)
         results = directory.results()
         trust.check(directory.path, before, trusted=trust_run_dir, delivers=output is None)
-        plan = reopened(
-            before, results, effort=None if effort is None else limits.effort,
+        plan = before.reopened(results, effort=None if effort is None else limits.effort,
             max_trials=limits.max_trials, max_time_s=limits.max_time_s, output=wanted_file(output),
         )  # fmt: skip
-        others = differences(plan)
+        others = plan.changed_packages()
         news = [*plan.changed_files(), *others]
         update = {"record": plan.record and not others, "notes": tuple(dict.fromkeys((*plan.notes, *news)))}
         plan = plan.model_copy(update=update)  # in the record versions decide what compares

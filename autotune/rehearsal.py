@@ -27,7 +27,7 @@ from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError, InfrastructureError, InputError
 from autotune.execution.job import die_with_parent
 from autotune.planning.options import SearchOptions, options_of
-from autotune.planning.plan import SearchPlan, request_of
+from autotune.planning.plan import SearchPlan
 from autotune.planning.user_code import UserTrainer, too_long
 from autotune.search.cost_model import cost_model
 from autotune.search.run import backend_of
@@ -162,7 +162,7 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
         def run(config: TrainConfig, memory_bytes: int) -> TrialResult:
             own = plan.workload.fixed_arguments.get("per_device_eval_batch_size", 8)
             task = SoakTask(eval_batch_sizes=(int(own),), in_parts=True)
-            request = request_of(plan, config, Purpose.SOAK, number=next(numbers), timeout_s=_LIMIT_S, task=task)
+            request = plan.request_of(config, Purpose.SOAK, number=next(numbers), timeout_s=_LIMIT_S, task=task)
             limits = request.limits.model_copy(update={"memory_bytes": memory_bytes})
             return backend.pool.run(request.model_copy(update={"limits": limits}))
 

@@ -19,7 +19,6 @@ from measured_searches import planned_search
 from provenance import error_figures, keep
 
 from autotune.errors import AutotuneError
-from autotune.planning.plan import request_of
 from autotune.search.cost_model import cost_model, measured_model
 from autotune.values.config import TrainConfig
 from autotune.values.hardware import detect
@@ -76,7 +75,7 @@ def compared(name: str, device: str) -> list[dict[str, Any]]:
         for number, changes in enumerate(CHANGES if device != "cpu" else CHANGES[:1]):
             config = TrainConfig.model_validate({**plan.baseline.model_dump(), **changes})
             told = model.estimate(config)
-            result = backend.pool.run(request_of(plan, config, Purpose.SEARCH, number=number, timeout_s=300.0))
+            result = backend.pool.run(plan.request_of(config, Purpose.SEARCH, number=number, timeout_s=300.0))
             if told is None or result.measurement is None:
                 raise AutotuneError(f"{name}: {result.status}: {result.outcome}")
             memory = result.measurement.memory

@@ -21,7 +21,6 @@ from provenance import ROOT, keep
 
 import autotune
 from autotune.execution.runner import LocalRunner
-from autotune.planning.plan import request_of
 from autotune.storage.run_directory import read_plan
 from autotune.values.trial import Purpose
 
@@ -46,7 +45,7 @@ def main() -> None:
         with LocalRunner(every, plan.hardware) as runner:
             for number in range(options.rounds):
                 for at, config in enumerate(configs := plan.every_config()):
-                    request = request_of(plan, config, Purpose.SEARCH, number=number * len(configs) + at, timeout_s=300)
+                    request = plan.request_of(config, Purpose.SEARCH, number=number * len(configs) + at, timeout_s=300)
                     if (measured := runner.run(request).measurement) is not None:
                         rates.setdefault(shown(config), []).append(measured.samples_per_second)
     means = {name: statistics.fmean(each) for name, each in rates.items()}

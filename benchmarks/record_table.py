@@ -18,7 +18,6 @@ from pathlib import Path
 from measured_searches import planned_search
 from searching.tables import table_of, write_table
 
-from autotune.planning.plan import request_of
 from autotune.values.problem import Event, Note
 from autotune.values.trial import Purpose, TrialResult
 
@@ -48,7 +47,7 @@ def main() -> None:
             draw.shuffle(rest)
             for config in (baseline, *rest):
                 timeout_s, number = plan.budget.trial_timeout_s, len(results)
-                request = request_of(plan, config, Purpose.SEARCH, number=number, timeout_s=timeout_s)
+                request = plan.request_of(config, Purpose.SEARCH, number=number, timeout_s=timeout_s)
                 results.append(backend.pool.run(request))
                 write_table(table_of(plan, results), given.table)
                 print(f"{number}: {results[-1].status}", file=sys.stderr, flush=True)

@@ -38,7 +38,6 @@ from provenance import error_figures, keep
 from autotune.execution.places import spread
 from autotune.output.progress import observing
 from autotune.planning import planner
-from autotune.planning.plan import request_of
 from autotune.search.cost_model import cost_model
 from autotune.values.hardware import Hardware
 from autotune.values.trial import Purpose
@@ -82,7 +81,7 @@ def main() -> None:
         runs: dict[str, list[Any]] = {}
         for number in range(asked.rounds):
             for at, config in enumerate(configs):
-                request = request_of(plan, config, Purpose.SEARCH, number=number * len(configs) + at, timeout_s=400)
+                request = plan.request_of(config, Purpose.SEARCH, number=number * len(configs) + at, timeout_s=400)
                 runs.setdefault(name(config), []).append(backend.pool.run(request))
                 print(number, name(config), runs[name(config)][-1].outcome, file=sys.stderr, flush=True)
         hardware = plan.hardware

@@ -38,7 +38,7 @@ from measured_searches import find, planned_search
 from provenance import RESULTS, provenance
 from searching.replay import suggested
 
-from autotune.planning.plan import SearchPlan, request_of
+from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import MICRO_BATCH
 from autotune.storage.writer import TrialConverter
 from autotune.value import write_text
@@ -164,7 +164,7 @@ def tried_in_order(name: str, way: str, seed: int, max_time: str) -> None:
         while (left_s := plan.budget.max_time_s - watch.elapsed_s()) > 0:
             if config not in results:
                 timeout_s = min(plan.budget.trial_timeout_s, left_s)
-                request = request_of(plan, config, Purpose.SEARCH, number=len(results), timeout_s=timeout_s)
+                request = plan.request_of(config, Purpose.SEARCH, number=len(results), timeout_s=timeout_s)
                 results[config] = backend.pool.run(request)
             config = asking.send(results[config])
     tried = [config.model_dump(mode="json") for config in results]
@@ -224,7 +224,7 @@ def true_rates(name: str, given: dict[str, Any], most: int) -> None:
         waiting = [plan.baseline, *(TrainConfig(**config) for config in given["tried"])]
         every = plan.every_config()
         while len(rates) < most and (left := [config for config in waiting if config not in rates]):
-            request = request_of(plan, left[0], Purpose.SEARCH, number=len(rates), timeout_s=600.0)
+            request = plan.request_of(left[0], Purpose.SEARCH, number=len(rates), timeout_s=600.0)
             steps = {"discarded_steps": 2, "discarded_s": 0.0, "measure_steps": 4, "measure_time_s": 60.0}
             limits = request.limits.model_copy(update={**steps, "relative_interval": 1e-9})
             whole = {"limits": limits, "accumulation_steps": plan.workload.accumulation_steps(left[0])}

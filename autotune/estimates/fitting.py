@@ -18,7 +18,7 @@ from autotune.errors import NothingFitsError
 from autotune.estimates.forecast import Forecast, Profiles, with_micro_batches
 from autotune.estimates.report import Device, miss
 from autotune.estimates.request import refusal
-from autotune.planning.plan import SearchPlan, least_states, too_large
+from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import MICRO_BATCH, allowance_of, changes, differing, in_words, make_point, shown_changes
 from autotune.storage.home import read_observations
 from autotune.units import show_memory
@@ -136,7 +136,7 @@ class _Ways:
 
     def alone(self) -> dict[str, Scalar] | None:
         """Return the fastest change of the smallest class that fits."""
-        possible = [change for change in self._changes if not too_large(self._forecast.plan, change.config)]
+        possible = [change for change in self._changes if not self._forecast.plan.too_large(change.config)]
         for _, group in itertools.groupby(possible, key=lambda change: change.depth):
             members = list(group)
             for change in (members[row] for row in self._fastest([change.config for change in members])):
@@ -154,8 +154,8 @@ class _Ways:
         plan, changes = self._forecast.plan, [change for change in self._changes if admitted.admits(change.depth)]
         chunks: dict[str, Scalar] = {"chunked_loss": True} if admitted.admits(Allowance.NUMERICS) else {}
         packed: dict[str, Scalar] = {"quantization": "nf4"} if admitted is Allowance.METHOD else {}
-        states = [least_states(plan, change.config) for change in changes]
-        chosen, fits = self._widened({}, _lightest(changes, states, least_states(plan, self._config)))
+        states = [plan.least_states(change.config) for change in changes]
+        chosen, fits = self._widened({}, _lightest(changes, states, plan.least_states(self._config)))
         if not fits and self._is_too_large(chosen):
             chosen, fits = self._widened(chosen, packed)
             if self._is_too_large(chosen):
@@ -198,7 +198,7 @@ class _Ways:
 
     def _is_too_large(self, choices: Mapping[str, Scalar]) -> bool:
         changed = self.changed(choices)
-        return changed is not None and too_large(self._forecast.plan, changed) is not None
+        return changed is not None and self._forecast.plan.too_large(changed) is not None
 
     def _fits_with(self, choices: Mapping[str, Scalar]) -> bool:
         changed = self.changed(choices)

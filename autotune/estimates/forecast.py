@@ -31,7 +31,7 @@ from autotune.cost.sharding import Network
 from autotune.errors import InputError, one_line
 from autotune.estimates.report import Device, Predicted, RunCost, predicted, run_cost
 from autotune.estimates.request import EstimateOptions, Target, plan_of, refusal
-from autotune.planning.plan import SearchPlan, least_states, too_large
+from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import MICRO_BATCH, allowance_of
 from autotune.space.space import micro_batches
 from autotune.storage.home import read_observations, read_trace, write_trace
@@ -298,7 +298,7 @@ class Forecast:
             return [math.inf if share is None or math.isnan(size) else size + share.paged for size, share in shares]
 
         plan = self.plan
-        states = [(least_states(plan, c), c.per_device_train_batch_size, c.checkpointing == "none") for c in configs]
+        states = [(plan.least_states(c), c.per_device_train_batch_size, c.checkpointing == "none") for c in configs]
         light = configs[states.index(min(states))]
         (enough,) = taken([light])
         configs = [light, *(c for c, (least, *_) in zip(configs, states, strict=True) if least <= enough)]
@@ -314,7 +314,7 @@ class Forecast:
         by allowance class, then by position in `configs`. A configuration may fit if the lower bound of its memory is
         within the device's; one whose weights, gradients and states alone are larger isn't traced.
         """
-        configs = [config for config in configs if not too_large(self.plan, config)]
+        configs = [config for config in configs if not self.plan.too_large(config)]
         found = self.model.predict(configs)
         rates = found.samples_per_second.tolist()
         with np.errstate(invalid="ignore"):

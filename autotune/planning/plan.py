@@ -79,7 +79,7 @@ class SearchPlan(Problem):
     @functools.cached_property
     def affordable(self) -> list[TrainConfig]:
         """The legal configurations that aren't `too_large`."""
-        return [config for config in self.search_space.legal if too_large(self, config) is None]
+        return [config for config in self.search_space.legal if self.too_large(config) is None]
 
     def model_copy(self, **how: Any) -> Self:
         """Return a copy, which has a space of its own."""
@@ -119,82 +119,116 @@ class SearchPlan(Problem):
             if Path(file).is_file() and _state(Path(file)) != state
         ]
 
+    def changed_packages(self) -> list[str]:
+        """Return a line on packages with other versions than at first, if any; MachineError: it is another machine."""
+        if not self.fleet.is_single:  # with several places, `backend_of` compares the machines
+            return []
+        then, now = self.hardware, machine.detect(self.hardware.device)
+        if (then.name, then.cores) != (now.name, now.cores):
+            machines = f"the search ran on {then.name} (cores: {then.cores}), this is {now.name} (cores: {now.cores})"
+            raise MachineError(f"{machines}: go on where it ran")
+        packages = sorted(p for p in then.versions if then.versions[p] != now.versions.get(p))
+        changed = ", ".join(f"{p} {then.versions[p]} is now {now.versions.get(p, 'gone')}" for p in packages)
+        return [f"since the search: {changed}"] if changed else []
 
-def too_large(plan: SearchPlan, config: TrainConfig) -> str | None:
-    """Return why weights, gradients and optimizer states alone exceed the budget, without a trace; None: they don't."""
-    if plan.workload.is_users_own or plan.facts.experts:  # weights may be frozen, experts without gradients
-        return None
-    least = least_states(plan, config)
-    if least <= plan.memory_bytes:
-        return None
-    has, budget = show_memory(int(least)), show_memory(plan.memory_bytes)
-    return f"weights, gradients and optimizer states alone take {has}; the budget is {budget}"
+    def too_large(self, config: TrainConfig) -> str | None:
+        """Return how weights, gradients and optimizer states alone exceed the budget, without a trace, or None."""
+        if self.workload.is_users_own or self.facts.experts:  # weights may be frozen, experts without gradients
+            return None
+        least = self.least_states(config)
+        if least <= self.memory_bytes:
+            return None
+        has, budget = show_memory(int(least)), show_memory(self.memory_bytes)
+        return f"weights, gradients and optimizer states alone take {has}; the budget is {budget}"
 
+    def least_states(self, config: TrainConfig) -> float:
+        """Return the bytes of weights, gradients and optimizer states on one device at the least, without a trace."""
+        frozen, code = self.facts.frozen_parameters, self.workload.own_code
+        if code is not None:  # of whose own optimizer nothing is known
+            is_short = code.weights in ("bfloat16", "float16")
+            precision = Precision.PURE_BF16 if is_short else config.precision
+            config = config.model_copy(update={"quantization": code.quantization, "precision": precision})
+            frozen = self.facts.parameters if "optim" in code.held else frozen
+        return states_bytes(self.facts.parameters, config, frozen=frozen)
 
-def least_states(plan: SearchPlan, config: TrainConfig) -> float:
-    """Return the bytes that weights, gradients and optimizer states take on one device at least, without a trace."""
-    frozen, code = plan.facts.frozen_parameters, plan.workload.own_code
-    if code is not None:  # of whose own optimizer nothing is known
-        is_short = code.weights in ("bfloat16", "float16")
-        made = {"quantization": code.quantization, "precision": Precision.PURE_BF16 if is_short else config.precision}
-        config = config.model_copy(update=made)
-        frozen = plan.facts.parameters if "optim" in code.held else frozen
-    return states_bytes(plan.facts.parameters, config, frozen=frozen)
+    def micro_steps(self, config: TrainConfig) -> int:
+        """Return how many micro-steps a trial of the search runs in a step; their times tell that of the others."""
+        # With these the time of one says nothing about the others.
+        runs_all = config.is_balanced or self.workload.generates or self.workload.own_step is not None
+        full, most = self.workload.accumulation_steps(config), FEW_MICRO_STEPS + (not config.parallelism.is_single)
+        return full if runs_all else min(full, most)
 
+    def request_of(
+        self,
+        config: TrainConfig,
+        purpose: Purpose,
+        *,
+        number: int,
+        timeout_s: float,
+        task: CheckTask | None = None,
+        prediction: Prediction | None = None,
+        cold_compile: bool = False,
+        to_beat: float | None = None,
+        in_turn_with: tuple[int, ...] = (),
+    ) -> TrialRequest:
+        """Return the request for a trial of `config`, which is ended after `timeout_s`.
 
-def micro_steps(plan: SearchPlan, config: TrainConfig) -> int:
-    """Return how many micro-steps a trial of the search runs in a step; their times tell that of the others."""
-    # With these the time of one says nothing about the others.
-    runs_all = config.is_balanced or plan.workload.generates or plan.workload.own_step is not None
-    full, most = plan.workload.accumulation_steps(config), FEW_MICRO_STEPS + (not config.parallelism.is_single)
-    return full if runs_all else min(full, most)
+        `task`: of a check, beside timing steps; `cold_compile`: as in a user's first run. Below `to_beat` samples/s it
+        may measure less exactly. `in_turn_with`: numbers of the trials that compute in turn with it, itself included.
+        """
+        is_compared = purpose in (Purpose.FINAL, Purpose.EXPLAIN)  # closely, so that it is measured more exactly
+        whole = is_compared or purpose is Purpose.LOSS_CHECK
+        limits = self.budget.model_dump(include=set(Limits.model_fields))
+        # 0.8, 2 or 4.5 s by effort, and in finals 2, 5 or 11: hyperfine measures for 3 s at the least.
+        limits["least_time_s"] = self.budget.measure_time_s / (4 if is_compared else 10)
+        if task is not None:
+            # A check runs all its steps. In a soak the first creates the optimizer states, and two more run with them.
+            steps = max(2, task.steps) if isinstance(task, LossTask) else 2
+            limits |= {"discarded_steps": 1, "discarded_s": 0.0, "measure_steps": steps}
+            limits |= {"measure_time_s": 1e9, "least_time_s": 0.0, "relative_interval": 1e-12}
+        limits |= self.budget.when_measured_again if is_compared else {}
+        limits |= self.budget.when_in_turn if in_turn_with else {}
+        if to_beat:
+            limits["beaten_step_s"] = self.workload.samples_per_step(config) / to_beat
+        return TrialRequest(
+            number=number,
+            purpose=purpose,
+            config=config,
+            workload=self.workload,
+            device=self.hardware.device,
+            accumulation_steps=self.workload.accumulation_steps(config) if whole else self.micro_steps(config),
+            prediction=prediction,
+            limits=Limits(memory_bytes=self.memory_bytes, timeout_s=timeout_s, **limits),
+            task=task,
+            cold_compile=cold_compile,
+            in_turn_with=in_turn_with,
+        )
 
+    def reopened(
+        self,
+        results: Sequence[TrialResult],
+        *,
+        effort: Effort | None = None,
+        max_trials: int | None = None,
+        max_time_s: float | None = None,
+        output: str | None = None,
+    ) -> Self:
+        """Return the plan with other limits, which hold for all of the search; None: as before, or as the effort has it."""
+        changes: dict[str, Any] = {} if output is None else {"output": output}
+        budget = self.budget if effort is None else Budget.of(effort)
+        budget = budget.limited(max_trials=max_trials, max_time_s=max_time_s)
+        if budget != self.budget:
+            changes |= {"budget": budget, "reopened_at": max((r.request.number for r in results), default=-1) + 1}
+            asked = {"effort": effort, "max_trials": max_trials, "max_time_s": max_time_s}
+            asked = {name: value for name, value in asked.items() if effort is not None or value is not None}
+            if self.options is not None:
+                options = self.options.model_copy(update=asked)
+                changes |= {"options": options, "loss_steps": options.loss_steps()}  # the effort also decides on these
+        return self.model_copy(update=changes) if changes else self
 
-def request_of(
-    plan: SearchPlan,
-    config: TrainConfig,
-    purpose: Purpose,
-    *,
-    number: int,
-    timeout_s: float,
-    task: CheckTask | None = None,
-    prediction: Prediction | None = None,
-    cold_compile: bool = False,
-    to_beat: float | None = None,
-    in_turn_with: tuple[int, ...] = (),
-) -> TrialRequest:
-    """Return the request for a trial of `config`, which is ended after `timeout_s`.
-
-    `task`: what a check does beside timing steps; `cold_compile`: as in a user's first run. Below `to_beat` samples/s
-    it may measure less exactly. `in_turn_with`: numbers of the trials that compute in turn with it, itself included.
-    """
-    is_compared = purpose in (Purpose.FINAL, Purpose.EXPLAIN)  # closely, so that it is measured more exactly
-    whole = is_compared or purpose is Purpose.LOSS_CHECK
-    limits = plan.budget.model_dump(include=set(Limits.model_fields))
-    # 0.8, 2 or 4.5 s by effort, and in finals 2, 5 or 11: hyperfine measures for 3 s at the least.
-    limits["least_time_s"] = plan.budget.measure_time_s / (4 if is_compared else 10)
-    if task is not None:
-        # A check runs all its steps. In a soak the first creates the optimizer states, and two more run with them.
-        steps = max(2, task.steps) if isinstance(task, LossTask) else 2
-        limits |= {"discarded_steps": 1, "discarded_s": 0.0, "measure_steps": steps}
-        limits |= {"measure_time_s": 1e9, "least_time_s": 0.0, "relative_interval": 1e-12}
-    limits |= plan.budget.when_measured_again if is_compared else {}
-    limits |= plan.budget.when_in_turn if in_turn_with else {}
-    if to_beat:
-        limits["beaten_step_s"] = plan.workload.samples_per_step(config) / to_beat
-    return TrialRequest(
-        number=number,
-        purpose=purpose,
-        config=config,
-        workload=plan.workload,
-        device=plan.hardware.device,
-        accumulation_steps=plan.workload.accumulation_steps(config) if whole else micro_steps(plan, config),
-        prediction=prediction,
-        limits=Limits(memory_bytes=plan.memory_bytes, timeout_s=timeout_s, **limits),
-        task=task,
-        cold_compile=cold_compile,
-        in_turn_with=in_turn_with,
-    )
+    def is_over(self, results: Sequence[TrialResult]) -> bool:
+        """Return whether the search has begun its finals or checks since its limits last changed."""
+        return any(r.request.purpose.closes and r.request.number >= self.reopened_at for r in results)
 
 
 class SearchState:
@@ -223,45 +257,6 @@ class SearchState:
             self.history.add(result)
 
 
-def reopened(
-    plan: SearchPlan,
-    results: Sequence[TrialResult],
-    *,
-    effort: Effort | None = None,
-    max_trials: int | None = None,
-    max_time_s: float | None = None,
-    output: str | None = None,
-) -> SearchPlan:
-    """Return `plan` with other limits, which hold for the whole search; None: as before, or as the effort sets it."""
-    if output is not None:
-        plan = plan.model_copy(update={"output": output})
-    budget = plan.budget if effort is None else Budget.of(effort)
-    budget = budget.limited(max_trials=max_trials, max_time_s=max_time_s)
-    if budget == plan.budget:
-        return plan
-    next_number = max((r.request.number for r in results), default=-1) + 1
-    changes: dict[str, Any] = {"budget": budget, "reopened_at": next_number}
-    if plan.options is not None:
-        asked = {"effort": effort, "max_trials": max_trials, "max_time_s": max_time_s}
-        asked = {name: value for name, value in asked.items() if effort is not None or value is not None}
-        options = plan.options.model_copy(update=asked)
-        changes |= {"options": options, "loss_steps": options.loss_steps()}  # the effort also decides on these
-    return plan.model_copy(update=changes)
-
-
-def differences(plan: SearchPlan) -> list[str]:
-    """Return a line on packages with other versions than at first, if any; MachineError: it is another machine."""
-    if not plan.fleet.is_single:  # with several places, `backend_of` compares the machines
-        return []
-    then, now = plan.hardware, machine.detect(plan.hardware.device)
-    if (then.name, then.cores) != (now.name, now.cores):
-        machines = f"the search ran on {then.name} (cores: {then.cores}), this is {now.name} (cores: {now.cores})"
-        raise MachineError(f"{machines}: go on where it ran")
-    packages = sorted(p for p in then.versions if then.versions[p] != now.versions.get(p))
-    changed = ", ".join(f"{p} {then.versions[p]} is now {now.versions.get(p, 'gone')}" for p in packages)
-    return [f"since the search: {changed}"] if changed else []
-
-
 def _state(file: Path) -> str:
     """Return a digest of a file, or of a large one its size and the time when it was written."""
     try:
@@ -271,8 +266,3 @@ def _state(file: Path) -> str:
         return sha256_of(file.read_bytes())
     except OSError as error:
         return str(error.strerror)
-
-
-def is_over(plan: SearchPlan, results: Sequence[TrialResult]) -> bool:
-    """Return whether the search has begun its finals or checks since its limits last changed."""
-    return any(r.request.purpose.closes and r.request.number >= plan.reopened_at for r in results)

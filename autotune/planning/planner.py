@@ -14,7 +14,7 @@ from autotune.errors import InputError, MachineError
 from autotune.execution.places import numbers_of, spread
 from autotune.planning import workload as workloads
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import SearchPlan, least_states
+from autotune.planning.plan import SearchPlan
 from autotune.space.file import Parameter, SpaceFile, load_space
 from autotune.space.knobs import fitting, fixed_values, knob_named, knobs, make_config, make_point
 from autotune.space.rules import refusals
@@ -225,7 +225,7 @@ def plan_from(start: Start, workload: Workload, found: Description, space: Space
         notes += [f"in every configuration, the baseline too: {', '.join(options.fix)} (--fix)"] if options.fix else []
         notes += [f"only {', '.join(options.only)} searched (--only)"] if options.only else []
     if parameters := facts.parameters:  # the model is known
-        states = least_states(plan, plan.baseline)
+        states = plan.least_states(plan.baseline)
         size = f"{parameters / 1e6:,.1f}M" if parameters >= 10**6 else f"{parameters:,}"
         excess = f": more than the budget of {show_memory(plan.memory_bytes)}" * (states > plan.memory_bytes)
         needs = f"the baseline needs {show_memory(states)} for weights, gradients and optimizer states alone"

@@ -19,7 +19,7 @@ import numpy as np
 from autotune.cost.family import Family, family_of
 from autotune.cost.model import CostModel, Predictions, below, is_compiled
 from autotune.cost.profile import Profile, Vector
-from autotune.planning.plan import SearchPlan, micro_steps
+from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import MICRO_BATCH, changes, make_point, shown_changes
 from autotune.space.space import History, Point, SearchSpace, loading_of
 from autotune.training.arguments import loading_bytes
@@ -88,7 +88,7 @@ class Candidates:
     def _least_s(self, history: History) -> Vector:
         """Return the seconds that a trial of each configuration needs: as long as others, or those of all its steps."""
         plan, budget, workload = self._plan, self._plan.budget, self._plan.workload
-        shares = [micro_steps(plan, c) / workload.accumulation_steps(c) for c in self.ranked]
+        shares = [plan.micro_steps(c) / workload.accumulation_steps(c) for c in self.ranked]
         samples = [workload.samples_per_step(config) for config in self.ranked]
         step_s = np.multiply(shares, samples) / self._predicted.samples_per_second
         discarded = np.maximum(np.ceil(budget.discarded_s / step_s), budget.discarded_steps - 1)

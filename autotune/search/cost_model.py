@@ -23,7 +23,7 @@ from autotune.estimates.fitting import FitRequest
 from autotune.estimates.forecast import TRACING, TraceRequest, Traces, traces_left, traces_of
 from autotune.execution.noise import HostWatch
 from autotune.execution.runner import LocalRunner
-from autotune.planning.plan import SearchPlan, too_large
+from autotune.planning.plan import SearchPlan
 from autotune.search.candidates import Candidates, ProgramTracer
 from autotune.space.knobs import changes, shown_changes
 from autotune.storage.home import add_observations, add_timings, rates_of, read_observations, read_trace
@@ -76,7 +76,7 @@ def cost_model(
 
 def check_fits(plan: SearchPlan, model: CostModel | None, runner: LocalRunner, observer: Observer) -> None:
     """Refuse (NothingFitsError) a search in which nothing can fit; name the replacement of a baseline that can't."""
-    reason = too_large(plan, plan.baseline)
+    reason = plan.too_large(plan.baseline)
     if model is None:
         fits, lightest = reason is None or bool(plan.affordable), None
     else:

@@ -12,7 +12,7 @@ import datetime
 import math
 from collections.abc import Sequence
 
-from autotune.planning.plan import SearchPlan, micro_steps
+from autotune.planning.plan import SearchPlan
 from autotune.space.space import History, is_no_harder
 from autotune.storage.recorded import RecordedSearch
 from autotune.units import show_memory, show_rate, show_time
@@ -26,7 +26,7 @@ def hopeless_after_s(plan: SearchPlan, config: TrainConfig, leader: TrialResult 
     if leader is None or measured is None or config.torch_compile_backend is not None:  # compiling may take minutes
         return math.inf
     # Its steps are longer than the leader's where its micro-batch is larger.
-    samples = micro_steps(plan, config) * config.per_device_train_batch_size * config.parallelism.data_parallel
+    samples = plan.micro_steps(config) * config.per_device_train_batch_size * config.parallelism.data_parallel
     steps_s = (plan.budget.discarded_steps + 2) * samples / measured.samples_per_second
     return 15.0 + 2.5 * max(leader.duration_s, steps_s)
 

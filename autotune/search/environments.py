@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 from autotune.errors import InputError, MachineError, one_line
-from autotune.planning.plan import differences, request_of
 from autotune.search.run import backend_of
 from autotune.storage import trust
 from autotune.storage.run_directory import RunDirectory, read_plan
@@ -46,7 +45,7 @@ def compare_environments(
         if plan.fleet.engine == "ray":
             raise InputError(f"--python {python}: a trial on a cluster runs in the environment of its machines")
         trust.check(directory.path, plan, trusted=trust_run_dir, delivers=False)
-        differences(plan)  # MachineError: it is another machine
+        plan.changed_packages()  # MachineError: it is another machine
         config, names = result.best.config, (python, "this environment")
         samples, sides = plan.workload.samples_per_step(config), []
         for name, program in (("compare-other", python), ("compare-this", sys.executable)):
@@ -56,7 +55,7 @@ def compare_environments(
         seen: tuple[list[Measurement], list[Measurement]] = ([], [])
         for number in range(_ROUNDS):
             for side in (0, 1) if number % 2 == 0 else (1, 0):
-                asked = request_of(plan, config, Purpose.FINAL, number=number, timeout_s=plan.budget.trial_timeout_s)
+                asked = plan.request_of(config, Purpose.FINAL, number=number, timeout_s=plan.budget.trial_timeout_s)
                 outcome = sides[side].pool.run(asked).outcome
                 if isinstance(outcome, Failure):
                     raise MachineError(f"{names[side]}: the winner didn't train: {outcome.status}: {outcome.cause}")

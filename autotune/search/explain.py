@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autotune.errors import InputError
 from autotune.execution.runner import Runner, end_left_behind
-from autotune.planning.plan import SearchPlan, differences, request_of
+from autotune.planning.plan import SearchPlan
 from autotune.search.run import backend_of
 from autotune.space.knobs import changes
 from autotune.storage import trust
@@ -47,7 +47,7 @@ def explain(
             observer(Note(text="nothing has to be run: the trials so far explain the answer"))
             return explainer.explanation
         trust.check(directory.path, plan, trusted=trust_run_dir, delivers=False)
-        for line in differences(plan):
+        for line in plan.changed_packages():
             observer(Note(text=line))
         end_left_behind(directory.path.resolve())
         with backend_of(plan.fleet, folder.path, planned=plan.hardware) as backend:
@@ -121,8 +121,7 @@ class Explainer:
 
     def _run(self, config: TrainConfig, runner: Runner, left_s: float, trials_left: int) -> TrialResult:
         budget, objective = self._plan.budget, self._plan.objective
-        request = request_of(
-            self._plan,
+        request = self._plan.request_of(
             config,
             Purpose.EXPLAIN,
             number=max((t.request.number for t in self._own), default=-1) + 1,

@@ -23,7 +23,7 @@ from autotune.execution.runner import LocalRunner, Runner
 from autotune.execution.share import NETWORK_LIMIT_S
 from autotune.integrations.trackers import Tracking
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import SearchPlan, request_of
+from autotune.planning.plan import SearchPlan
 from autotune.search.cost_model import check_fits, cost_model, learn, measured_model, program_tracer
 from autotune.search.earlier import EarlierSearches
 from autotune.search.sampler import CostModelSampler
@@ -125,7 +125,7 @@ def with_network(plan: SearchPlan, pool: RayPool) -> SearchPlan:
     """Return the plan with the rate between its machines as measured; InfrastructureError: they reach none."""
     most = Parallelism(world_size=plan.hardware.count or 1)
     config = plan.baseline.model_copy(update={"parallelism": most, MICRO_BATCH: 1})
-    gb_s = pool.network_gb_s(request_of(plan, config, Purpose.BASELINE, number=0, timeout_s=NETWORK_LIMIT_S))
+    gb_s = pool.network_gb_s(plan.request_of(config, Purpose.BASELINE, number=0, timeout_s=NETWORK_LIMIT_S))
     note = f"each machine attains {gb_s:.3g} GB/s to the others, measured by all-reduces of all devices"
     return plan.model_copy(
         update={"hardware": plan.hardware.model_copy(update={"network_gb_s": gb_s}), "notes": (*plan.notes, note)}

@@ -31,7 +31,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotune.cost.model import CostModel
-from autotune.planning.plan import SearchPlan, SearchState, too_large
+from autotune.planning.plan import SearchPlan, SearchState
 from autotune.search.candidates import SAME_FAILURES, Candidates, ProgramTracer, common_cause, proposals
 from autotune.search.earlier import EarlierSearches
 from autotune.space.knobs import changes
@@ -195,7 +195,7 @@ class CostModelSampler(BaseSampler):
                 self.conclusion = f"no trial completes, and {SAME_FAILURES} failed alike: {cause}"
                 return None
             first = [self._plan.against, self._earlier.winner]
-            if self._candidates is not None and self._history.best() is None and too_large(self._plan, baseline):
+            if self._candidates is not None and self._history.best() is None and self._plan.too_large(baseline):
                 first.insert(0, self._candidates.lightest)
             config = next((c for c in first if c is not None and self._is_open(c, pending)), None)
             if config is None:
@@ -268,7 +268,7 @@ class CostModelSampler(BaseSampler):
             return True
         if not self._history.results and loading_of(config) != loading_of(self.space.legal[0]):
             return False  # no trial has shown yet whether a step waits for its data
-        reason = self.space.refusal(config) or too_large(self._plan, config) or self._history.refusal(config)
+        reason = self.space.refusal(config) or self._plan.too_large(config) or self._history.refusal(config)
         reason = reason or self._earlier.refusal(config, self._history.best())
         reason = reason or (self._candidates.refusal(config) if self._candidates is not None else None)
         if reason is not None:

@@ -19,7 +19,7 @@ from optuna.trial import Trial
 from autotune.cost.model import CostModel
 from autotune.errors import EXIT_INTERRUPTED, AutotuneError, InputError
 from autotune.execution.runner import Runner
-from autotune.planning.plan import SearchPlan, is_over, request_of, too_large
+from autotune.planning.plan import SearchPlan
 from autotune.search.candidates import ProgramTracer
 from autotune.search.earlier import EarlierSearches, cut_short, hopeless_after_s
 from autotune.search.sampler import CostModelSampler
@@ -251,7 +251,7 @@ class Tuner:
         if self._state.history.known(self._plan.baseline) is None:
             self._ask(Purpose.BASELINE)
         self._consult()
-        goes_on = not is_over(self._plan, self._state.results)
+        goes_on = not self._plan.is_over(self._state.results)
         while goes_on or self._running:
             self._sampler.left_s = self._pace.left_s() - self._pace.reserved_s()
             while goes_on and self._pool.free() and not self._sampler.is_done(self.study) and self._pace.may_go_on():
@@ -284,7 +284,7 @@ class Tuner:
         trial = self.study.ask()
         config = self._sampler.suggest(trial)
         request = self._begun(config, purpose)
-        reason = too_large(self._plan, config) if purpose is Purpose.BASELINE else None
+        reason = self._plan.too_large(config) if purpose is Purpose.BASELINE else None
         if reason is None:
             self._running[request.number] = trial
             self._pace.running += purpose is Purpose.SEARCH
@@ -347,8 +347,7 @@ class Tuner:
         """Return the request of the next trial, after reporting that it begins; `limits` replace the usual ones."""
         self._number += 1
         cold = purpose is Purpose.FINAL and self._plan.objective.run_samples is not None  # compiling counts in the rate
-        request = request_of(
-            self._plan,
+        request = self._plan.request_of(
             config,
             purpose,
             number=self._number,

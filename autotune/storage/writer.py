@@ -15,7 +15,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.errors import AutotuneError, RecordError
-from autotune.planning.plan import SearchPlan, request_of
+from autotune.planning.plan import SearchPlan
 from autotune.space.space import Point
 from autotune.storage.record import NUMBER, RESULT, Record
 from autotune.storage.record import record as usual_record
@@ -117,7 +117,7 @@ class TrialConverter:
 
     def _result(self, config: TrainConfig, number: int, outcome: Outcome) -> TrialResult:
         purpose = Purpose.BASELINE if config == self._plan.baseline else Purpose.SEARCH
-        request = request_of(self._plan, config, purpose, number=number, timeout_s=self._plan.budget.trial_timeout_s)
+        request = self._plan.request_of(config, purpose, number=number, timeout_s=self._plan.budget.trial_timeout_s)
         return TrialResult(request=request, outcome=outcome, duration_s=0.0)
 
 

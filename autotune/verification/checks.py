@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from autotune.planning.plan import SearchPlan, SearchState, micro_steps
+from autotune.planning.plan import SearchPlan, SearchState
 from autotune.space.knobs import changes
 from autotune.space.space import History
 from autotune.units import show_memory, show_time
@@ -68,7 +68,7 @@ class Proof:
         """Return a trial that tells where a step of `winner` or the baseline spends its time; None: none is left."""
         for config in dict.fromkeys((winner, self._plan.baseline)):
             is_over = self._state.measured(config) is None or self._state.trials(config, Purpose.PROFILE)
-            steps = 4 * micro_steps(self._plan, config) / self._plan.workload.accumulation_steps(config)
+            steps = 4 * self._plan.micro_steps(config) / self._plan.workload.accumulation_steps(config)
             expected_s = self._run_s(config, steps)
             if self._plan.soak and not is_over and expected_s <= PROFILE_SHARE * self._plan.budget.max_time_s:
                 return Check(config, Purpose.PROFILE, ProfileTask(), expected_s)

@@ -17,7 +17,7 @@ from optuna.samplers import BaseSampler
 from searching.tables import Table
 
 from autotune.execution.runner import Runner
-from autotune.planning.plan import SearchPlan, request_of
+from autotune.planning.plan import SearchPlan
 from autotune.space.space import Point, SearchSpace
 from autotune.storage.writer import TrialConverter
 from autotune.values.config import TrainConfig
@@ -105,7 +105,7 @@ class Oracle:
         """Return what a configuration gave; None if it wasn't recorded, since it can't be tried."""
         if config in self._recorded and config not in self._known:
             timeout_s, number = self._plan.budget.trial_timeout_s, len(self.trials)
-            request = request_of(self._plan, config, Purpose.SEARCH, number=number, timeout_s=timeout_s)
+            request = self._plan.request_of(config, Purpose.SEARCH, number=number, timeout_s=timeout_s)
             self._known[config] = self._runner.run(request)
             self.trials.append(Replayed(config, self._known[config].status, self._runner.now_s))
         return self._known.get(config)

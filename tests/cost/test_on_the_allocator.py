@@ -14,7 +14,6 @@ from autotune.cost.profiler import profile
 from autotune.cost.rates import rates_by_table
 from autotune.execution.runner import LocalRunner
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import request_of
 from autotune.search.cost_model import cost_model
 from autotune.search.run import backend_of
 from autotune.storage.run_directory import RunDirectory
@@ -183,7 +182,7 @@ def test_the_prediction_of_a_training_of_ones_own_is_allocated(device, tmp_path,
     with backend_of(subject.options.fleet, tmp_path, device=device.device) as backend:
         plan = planned(subject, directory, backend, print, Stopwatch("planning"))
         model = cost_model(plan, backend.asker, tmp_path, print)
-        result = backend.pool.run(request_of(plan, plan.baseline, Purpose.BASELINE, number=0, timeout_s=300.0))
+        result = backend.pool.run(plan.request_of(plan.baseline, Purpose.BASELINE, number=0, timeout_s=300.0))
     assert result.measurement, result.outcome
     told, memory = model.estimate(plan.baseline).memory, result.measurement.memory
     assert told.allocated_peak_bytes == pytest.approx(memory.allocated_bytes, rel=0.015)

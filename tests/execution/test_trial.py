@@ -16,7 +16,6 @@ from autotune.errors import InputError, MachineError
 from autotune.estimates.forecast import TRACING, TraceRequest, Traces
 from autotune.execution.job import ENDS_VARIABLE
 from autotune.execution.trial import Trial, watch_losses
-from autotune.planning.plan import request_of
 from autotune.training.baseline import UserArguments, baseline_config
 from autotune.value import read_value
 from autotune.values.budget import Budget, Effort, LossTask, SoakTask
@@ -72,16 +71,16 @@ def test_measuring_ends_before_the_process_is_killed_and_a_check_runs_all_its_st
 @pytest.mark.parametrize(("purpose", "least_s"), [(Purpose.SEARCH, 2.0), (Purpose.FINAL, 5.0)])
 def test_steps_of_2_ms_are_enough_for_the_least_measuring_time_which_finals_have_more_of(purpose, least_s, tmp_path):
     plan, soak = make_plan(budget=Budget.of(Effort.STANDARD)), SoakTask(eval_batch_sizes=(1,))
-    request = request_of(plan, plan.baseline, purpose, number=1, timeout_s=60.0)
+    request = plan.request_of(plan.baseline, purpose, number=1, timeout_s=60.0)
     assert request.limits.least_time_s == least_s
     assert 0.002 * Trial(request, tmp_path, Stopwatch("prepare_s"), GUARD, None).max_steps >= least_s
-    assert request_of(plan, plan.baseline, purpose, number=1, timeout_s=60.0, task=soak).limits.least_time_s == 0.0
+    assert plan.request_of(plan.baseline, purpose, number=1, timeout_s=60.0, task=soak).limits.least_time_s == 0.0
 
 
 @pytest.mark.parametrize(("devices", "micro_steps"), [(1, 2), (2, 3)])
 def test_a_trial_runs_a_micro_step_that_neither_writes_gradients_nor_exchanges_them(devices, micro_steps):
     config = make_config(1, parallelism={"world_size": devices})
-    request = request_of(make_plan(), config, Purpose.SEARCH, number=1, timeout_s=60.0)
+    request = make_plan().request_of(config, Purpose.SEARCH, number=1, timeout_s=60.0)
     assert request.accumulation_steps == micro_steps
 
 

@@ -9,7 +9,6 @@ from factories import VERSIONS, make_budget, make_config, make_gpu, make_hardwar
 from autotune.errors import InputError, MachineError
 from autotune.planning import plan as plans
 from autotune.planning.options import SearchOptions
-from autotune.planning.plan import differences, is_over, reopened
 from autotune.space.file import load_space
 from autotune.values.budget import Budget, Effort
 from autotune.values.config import Allowance
@@ -31,18 +30,18 @@ def make(**fields):
 
 def test_a_limit_that_is_given_takes_the_place_of_the_old_one_and_no_other_does():
     plan = make()
-    later = reopened(plan, RESULTS, max_time_s=1200.0)
+    later = plan.reopened(RESULTS, max_time_s=1200.0)
     assert later.budget == plan.budget.model_copy(update={"max_time_s": 1200.0})
     assert later.options == plan.options.model_copy(update={"max_time_s": 1200.0})
-    again = reopened(later, RESULTS, max_trials=50)
+    again = later.reopened(RESULTS, max_trials=50)
     assert (again.budget.max_time_s, again.loss_steps) == (1200.0, 0)
 
 
 def test_effort_stands_for_all_limits_but_those_given_with_it_and_decides_whether_losses_are_compared():
-    plan = reopened(make(), RESULTS, max_time_s=1200.0)
-    later = reopened(plan, RESULTS, effort=Effort.STANDARD)
+    plan = make().reopened(RESULTS, max_time_s=1200.0)
+    later = plan.reopened(RESULTS, effort=Effort.STANDARD)
     assert (later.budget, later.loss_steps) == (Budget.of(Effort.STANDARD), 20)
-    later = reopened(plan, RESULTS, effort=Effort.STANDARD, max_trials=7)
+    later = plan.reopened(RESULTS, effort=Effort.STANDARD, max_trials=7)
     assert later.budget == Budget.of(Effort.STANDARD).limited(max_trials=7)
     assert (later.options.effort, later.options.max_trials, later.options.max_time_s) == ("standard", 7, None)
 
@@ -50,23 +49,23 @@ def test_effort_stands_for_all_limits_but_those_given_with_it_and_decides_whethe
 def test_with_more_time_a_trial_may_take_as_long_as_its_effort_lets_it():
     plan = make(budget=Budget.of(Effort.QUICK).limited(max_time_s=30.0))
     assert plan.budget.trial_timeout_s == 30.0
-    assert reopened(plan, RESULTS, max_time_s=600.0).budget.trial_timeout_s == Budget.of(Effort.QUICK).trial_timeout_s
+    assert plan.reopened(RESULTS, max_time_s=600.0).budget.trial_timeout_s == Budget.of(Effort.QUICK).trial_timeout_s
 
 
 def test_a_plan_is_changed_by_what_is_given_alone():
     plan = make()
-    assert reopened(plan, RESULTS) is plan
-    assert reopened(plan, RESULTS, effort=Effort.QUICK, max_time_s=plan.budget.max_time_s) is plan
-    there = reopened(plan, RESULTS, output="/here.json")
-    assert reopened(there, RESULTS, max_trials=50).output == "/here.json"
-    assert reopened(there, RESULTS, output="/there.json").output == "/there.json"
-    assert reopened(make(options=None, budget=make_budget(max_trials=5)), RESULTS, max_trials=9).budget.max_trials == 9
+    assert plan.reopened(RESULTS) is plan
+    assert plan.reopened(RESULTS, effort=Effort.QUICK, max_time_s=plan.budget.max_time_s) is plan
+    there = plan.reopened(RESULTS, output="/here.json")
+    assert there.reopened(RESULTS, max_trials=50).output == "/here.json"
+    assert there.reopened(RESULTS, output="/there.json").output == "/there.json"
+    assert make(options=None, budget=make_budget(max_trials=5)).reopened(RESULTS, max_trials=9).budget.max_trials == 9
 
 
 def test_a_search_is_over_once_its_finals_have_begun_and_until_it_is_given_more():
-    later = reopened(make(), RESULTS, max_time_s=1200.0)
-    assert [is_over(make(), RESULTS), is_over(make(), RESULTS[:2]), is_over(later, RESULTS)] == [True, False, False]
-    assert (later.reopened_at, reopened(make(), [], max_time_s=1200.0).reopened_at) == (3, 0)
+    later = make().reopened(RESULTS, max_time_s=1200.0)
+    assert [make().is_over(RESULTS), make().is_over(RESULTS[:2]), later.is_over(RESULTS)] == [True, False, False]
+    assert (later.reopened_at, make().reopened([], max_time_s=1200.0).reopened_at) == (3, 0)
 
 
 def test_an_earlier_winner_is_tried_if_it_trains_the_same_and_may_be_tried():
@@ -85,12 +84,14 @@ def test_an_earlier_winner_is_tried_if_it_trains_the_same_and_may_be_tried():
 def test_another_machine_is_refused_and_other_versions_are_told(monkeypatch):
     monkeypatch.setattr("autotune.values.hardware.detect", lambda device: make_hardware(versions=versions))
     versions = {"torch": "2.12.0", "transformers": "5.23.0"}
-    assert differences(make_plan()) == ["since the search: bitsandbytes 0.49.0 is now gone, torch 2.13.0 is now 2.12.0"]
-    assert differences(make_plan(fleet=Fleet(workers=2))) == []
+    assert make_plan().changed_packages() == [
+        "since the search: bitsandbytes 0.49.0 is now gone, torch 2.13.0 is now 2.12.0"
+    ]
+    assert make_plan(fleet=Fleet(workers=2)).changed_packages() == []
     versions = VERSIONS
-    assert differences(make_plan(hardware=make_hardware(free_bytes=1))) == []
+    assert make_plan(hardware=make_hardware(free_bytes=1)).changed_packages() == []
     with pytest.raises(MachineError, match="go on where it ran"):
-        differences(make_plan(hardware=make_gpu()))
+        make_plan(hardware=make_gpu()).changed_packages()
 
 
 @pytest.mark.parametrize("most", [64 << 20, 0], ids=["by a digest", "by size and time"])

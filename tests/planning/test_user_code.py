@@ -18,7 +18,6 @@ from autotune.errors import InputError
 from autotune.output.gather import command
 from autotune.planning.launchers import code_of
 from autotune.planning.options import SearchOptions, options_of
-from autotune.planning.plan import request_of
 from autotune.planning.user_code import UserLoop, UserTrainer, space_of
 from autotune.space.knobs import changes, put_back, shown_changes
 from autotune.storage.run_directory import RunDirectory
@@ -362,8 +361,8 @@ def test_nothing_is_promised_that_isnt_done_and_all_micro_batches_are_run():
     assert any("evaluated or saved" in note for note in plan.notes)
     assert any("3 trials (--max-trials)" in note for note in plan.notes)
     config = TrainConfig(per_device_train_batch_size=2)
-    assert request_of(plan, config, Purpose.SEARCH, number=1, timeout_s=1.0).accumulation_steps == 8
-    assert request_of(make_plan(), config, Purpose.SEARCH, number=1, timeout_s=1.0).accumulation_steps == 2
+    assert plan.request_of(config, Purpose.SEARCH, number=1, timeout_s=1.0).accumulation_steps == 8
+    assert make_plan().request_of(config, Purpose.SEARCH, number=1, timeout_s=1.0).accumulation_steps == 2
 
 
 def test_a_step_of_another_micro_batch_is_examined_if_the_global_batch_is_held():

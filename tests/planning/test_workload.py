@@ -9,7 +9,6 @@ from plans import planned
 from vision_language import vision_language
 
 from autotune.errors import InputError
-from autotune.planning.plan import request_of
 from autotune.planning.workload import with_batch
 from autotune.space.rules import refusals
 from autotune.values.budget import DEFAULT_LOSS_STEPS
@@ -139,7 +138,7 @@ def test_a_recipe_has_defaults_and_trls_own_baseline(arguments):
     assert sizes == [8, 11, 61]  # of two samples at least
     assert planned(recipe="grpo", generations=24).workload.global_batch_size == 24
     # Steps that generate are run whole, and their losses can't be compared.
-    made = (request_of(p, make_config(4), Purpose.SEARCH, number=1, timeout_s=9.0) for p in (grpo, dpo))
+    made = (p.request_of(make_config(4), Purpose.SEARCH, number=1, timeout_s=9.0) for p in (grpo, dpo))
     assert [request.accumulation_steps for request in made] == [8, 2]
     assert (grpo.loss_steps, dpo.loss_steps) == (0, DEFAULT_LOSS_STEPS[dpo.budget.effort])
 

@@ -18,7 +18,6 @@ from predicted_space import GB, SPACE, make_model_of
 from searching.replay import ReplayRunner
 from searching.tables import load_table, plan_of
 
-from autotune.planning.plan import request_of
 from autotune.search.cost_model import model_by_data_sheet
 from autotune.search.sampler import CostModelSampler
 from autotune.search.tuner import Tuner
@@ -260,7 +259,7 @@ def test_a_plain_loop_tries_what_a_search_tries_on_a_recorded_table(tmp_path, se
     tuner.run()
 
     def measured(config: TrainConfig) -> Measurement | None:
-        request = request_of(plan, config, Purpose.SEARCH, number=next(numbers), timeout_s=1e6)
+        request = plan.request_of(config, Purpose.SEARCH, number=next(numbers), timeout_s=1e6)
         return again.run(request).measurement
 
     tried = plain_loop(CostModelSampler(plan, model), measured, most=plan.budget.max_trials + 1)

@@ -31,7 +31,7 @@ from autotune.errors import InfrastructureError, NothingFitsError, NothingPassed
 from autotune.exports.launch_files import gain_of_flags
 from autotune.output.gather import gather
 from autotune.output.table import device_lines, verdict_line
-from autotune.planning.plan import SearchState, reopened
+from autotune.planning.plan import SearchState
 from autotune.search.candidates import SAME_FAILURES
 from autotune.search.tuner import Pace, SearchInterrupted, leader_of
 from autotune.space.file import load_space
@@ -300,7 +300,7 @@ def lose(run: Search, last: int) -> None:
 
 def given(run, **limits):
     """Give a search other limits, as its run directory has it then."""
-    run.plan = reopened(run.plan, run.results, **limits)
+    run.plan = run.plan.reopened(run.results, **limits)
 
 
 def test_a_finished_search_that_is_given_more_trials_searches_on_and_has_finals_of_its_own(search):
