@@ -20,7 +20,7 @@ import select
 import time
 from typing import Any, Self
 
-from autotune.values.statistics import paired_ratio
+from autotune.values.statistics import Speedup
 from autotune.values.trial import Limits
 
 # The reading end, the writing end, the place in the ring and its length, in the environment of a process.
@@ -115,7 +115,7 @@ class Turns:
             return False
         # The 95 % interval of each is to be twice as wide as asked for at most.
         pairs = itertools.combinations(zip(*counted, strict=True), 2)
-        spans = (paired_ratio([list(zip(*pair, strict=True))], spread=0.0).interval for pair in pairs)
+        spans = (Speedup.of_pairs([list(zip(*pair, strict=True))], spread=0.0).interval for pair in pairs)
         return all(interval.high <= interval.low * (1 + limits.relative_interval) ** 2 for interval in spans)
 
     def _hold(self) -> None:

@@ -213,7 +213,7 @@ class SearchPlan(Problem):
         max_time_s: float | None = None,
         output: str | None = None,
     ) -> Self:
-        """Return the plan with other limits, which hold for all of the search; None: as before, or as the effort has it."""
+        """Return the plan with other limits, for all of the search; None: as before, or as the effort has it."""
         changes: dict[str, Any] = {} if output is None else {"output": output}
         budget = self.budget if effort is None else Budget.of(effort)
         budget = budget.limited(max_trials=max_trials, max_time_s=max_time_s)

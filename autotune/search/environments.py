@@ -20,7 +20,7 @@ from autotune.units import show_rate
 from autotune.values.hardware import installed_versions
 from autotune.values.problem import Note, Observer, ignore
 from autotune.values.result import Compared, Comparison, ResultData, differing_versions
-from autotune.values.statistics import ratio_of_means
+from autotune.values.statistics import Speedup
 from autotune.values.trial import Failure, Measurement, Purpose
 from autotune.version import __version__
 
@@ -69,7 +69,7 @@ def compare_environments(
         config=config,
         samples_per_second=(rates[0], rates[1]),
         peak_bytes=(peaks[0], peaks[1]),
-        **dict(ratio_of_means(times[0], times[1])),
+        **dict(Speedup.of_means(times[0], times[1])),
         more_s={},
     )
     changed = differing_versions(theirs, installed_versions())

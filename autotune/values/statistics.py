@@ -11,7 +11,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from autotune.value import Value
 from autotune.values.trial import Interval
@@ -82,64 +82,64 @@ class Speedup(Value):
         """The factor by which it is faster at most; None: the interval is too wide to tell, and ends above 1.1."""
         return self.interval.high if self.interval.is_narrow or self.interval.high <= 1.1 else None
 
+    @classmethod
+    def of_means(cls, numerator: Trials, denominator: Trials, others: Sequence[Trials] = ()) -> Self:
+        """Return the ratio of two mean times and its 95 % interval, from step times, a sequence per trial and round.
 
-def ratio_of_means(numerator: Trials, denominator: Trials, others: Sequence[Trials] = ()) -> Speedup:
-    """Return the ratio of two mean times and its 95 % interval, from step times, a sequence per trial and round.
+        Deviations that all trials of a round share, as when the machine became slower, don't widen the interval.
+        `others` are further configurations of these rounds, to estimate the spread of trials.
+        """
+        above, below = list(chain.from_iterable(numerator)), list(chain.from_iterable(denominator))
+        if min(len(above), len(below)) < 2:
+            ratio = statistics.fmean(above) / statistics.fmean(below)
+            return cls(ratio=ratio, interval=Interval(low=0.0, high=math.inf))
+        # Student's interval of the log ratio, with one variance of the steps pooled over both sides.
+        degrees = len(above) + len(below) - 2
+        pooled = sum((len(side) - 1) * _log_variance(side) for side in (above, below)) / degrees
+        steps_half = t95(degrees) * math.sqrt(pooled * (1 / len(above) + 1 / len(below)))
+        spread = Spread.of_trials([numerator, denominator], others)
+        ours, theirs = _log_means(numerator), _log_means(denominator)
+        ratio = math.exp(statistics.fmean(ours) - statistics.fmean(theirs))
+        half = max(steps_half, t95(spread.degrees) * spread.deviation * math.sqrt(1 / len(ours) + 1 / len(theirs)))
+        return cls(ratio=ratio, interval=Interval(low=ratio * math.exp(-half), high=ratio * math.exp(half)))
 
-    Deviations that all trials of a round share, as when the machine became slower, don't widen the interval. `others`
-    are further configurations of these rounds, to estimate the spread of trials.
-    """
-    above, below = list(chain.from_iterable(numerator)), list(chain.from_iterable(denominator))
-    if min(len(above), len(below)) < 2:
-        ratio = statistics.fmean(above) / statistics.fmean(below)
-        return Speedup(ratio=ratio, interval=Interval(low=0.0, high=math.inf))
-    # Student's interval of the log ratio, with one variance of the steps pooled over both sides.
-    degrees = len(above) + len(below) - 2
-    pooled = sum((len(side) - 1) * _log_variance(side) for side in (above, below)) / degrees
-    steps_half = t95(degrees) * math.sqrt(pooled * (1 / len(above) + 1 / len(below)))
-    spread = trial_spread([numerator, denominator], others)
-    ours, theirs = _log_means(numerator), _log_means(denominator)
-    ratio = math.exp(statistics.fmean(ours) - statistics.fmean(theirs))
-    half = max(steps_half, t95(spread.degrees) * spread.deviation * math.sqrt(1 / len(ours) + 1 / len(theirs)))
-    return Speedup(ratio=ratio, interval=Interval(low=ratio * math.exp(-half), high=ratio * math.exp(half)))
+    @classmethod
+    def of_pairs(cls, runs: Sequence[Sequence[tuple[float, float]]], *, spread: float = PROCESS_SPREAD) -> Self:
+        """Return the ratio of two times and its 95 % interval, from pairs in turn, a sequence per pair of processes.
 
+        The estimate is the median of the means of all two logarithms (Hodges and Lehmann 1963), the interval is from
+        the signed-rank test: of twelve pairs or more, one may be disturbed at will. It is widened for influences that a
+        process keeps for its life, such as the place of its memory: by Student's t of the prior `spread` pooled with
+        that of pairs.
+        """
+        import numpy as np
 
-def paired_ratio(runs: Sequence[Sequence[tuple[float, float]]], *, spread: float = PROCESS_SPREAD) -> Speedup:
-    """Return the ratio of two times that were measured in turn, in pairs per pair of processes, and its 95 % interval.
+        logs = [[math.log(a / b) for a, b in run] for run in runs if run]
+        flat = np.array([log for run in logs for log in run])
+        one, other = np.triu_indices(len(flat))
+        averages = np.sort((flat[one] + flat[other]) / 2)  # thousands of turns have millions
+        middle, count = float(np.median(averages)) if len(averages) else math.nan, len(flat)
+        # The number of Walsh averages below the interval, by the normal approximation of the signed-rank distribution.
+        outside = round(count * (count + 1) / 4 - 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24))
+        if count < 6 or outside < 1:  # of fewer the signed-rank test has no 95 % interval
+            return cls(ratio=math.exp(middle), interval=Interval(low=0.0, high=math.inf))
+        of_processes = [statistics.median(run) for run in logs]
+        squares = sum((log - statistics.fmean(of_processes)) ** 2 for log in of_processes)
+        degrees = PROCESS_PAIRS - 1 + len(logs) - 1
+        deviation = math.sqrt(((PROCESS_PAIRS - 1) * spread**2 + squares) / degrees)
+        kept_for_life = t95(degrees) * deviation / math.sqrt(len(logs))
+        below, above = middle - float(averages[outside - 1]), float(averages[-outside]) - middle
+        low, high = middle - math.hypot(below, kept_for_life), middle + math.hypot(above, kept_for_life)
+        return cls(ratio=math.exp(middle), interval=Interval(low=math.exp(low), high=math.exp(high)))
 
-    The estimate is the median of the means of all two logarithms (Hodges and Lehmann 1963), the interval is from the
-    signed-rank test: of twelve pairs or more, one may be disturbed at will. It is widened for influences that a process
-    keeps for its life, such as the place of its memory: by Student's t of the prior `spread` pooled with that of pairs.
-    """
-    import numpy as np
-
-    logs = [[math.log(a / b) for a, b in run] for run in runs if run]
-    flat = np.array([log for run in logs for log in run])
-    one, other = np.triu_indices(len(flat))
-    averages = np.sort((flat[one] + flat[other]) / 2)  # thousands of turns have millions
-    middle, count = float(np.median(averages)) if len(averages) else math.nan, len(flat)
-    # The number of Walsh averages below the interval, by the normal approximation of the signed-rank distribution.
-    outside = round(count * (count + 1) / 4 - 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24))
-    if count < 6 or outside < 1:  # of fewer the signed-rank test has no 95 % interval
-        return Speedup(ratio=math.exp(middle), interval=Interval(low=0.0, high=math.inf))
-    of_processes = [statistics.median(run) for run in logs]
-    squares = sum((log - statistics.fmean(of_processes)) ** 2 for log in of_processes)
-    degrees = PROCESS_PAIRS - 1 + len(logs) - 1
-    deviation = math.sqrt(((PROCESS_PAIRS - 1) * spread**2 + squares) / degrees)
-    kept_for_life = t95(degrees) * deviation / math.sqrt(len(logs))
-    below, above = middle - float(averages[outside - 1]), float(averages[-outside]) - middle
-    low, high = middle - math.hypot(below, kept_for_life), middle + math.hypot(above, kept_for_life)
-    return Speedup(ratio=math.exp(middle), interval=Interval(low=math.exp(low), high=math.exp(high)))
-
-
-def quotient(one: Speedup, other: Speedup) -> Speedup:
-    """Return the quotient of two ratios to the same reference that were measured apart, and its 95 % interval."""
-    ratio = one.ratio / other.ratio
-    if not all(c.interval.low > 0 and c.interval.high < math.inf for c in (one, other)):
-        return Speedup(ratio=ratio, interval=Interval(low=0.0, high=math.inf))
-    below = math.hypot(math.log(one.ratio / one.interval.low), math.log(other.interval.high / other.ratio))
-    above = math.hypot(math.log(one.interval.high / one.ratio), math.log(other.ratio / other.interval.low))
-    return Speedup(ratio=ratio, interval=Interval(low=ratio * math.exp(-below), high=ratio * math.exp(above)))
+    def over(self, other: Self) -> Self:
+        """Return the quotient of two ratios to the same reference that were measured apart, and its 95 % interval."""
+        ratio = self.ratio / other.ratio
+        if not all(c.interval.low > 0 and c.interval.high < math.inf for c in (self, other)):
+            return type(self)(ratio=ratio, interval=Interval(low=0.0, high=math.inf))
+        below = math.hypot(math.log(self.ratio / self.interval.low), math.log(other.interval.high / other.ratio))
+        above = math.hypot(math.log(self.interval.high / self.ratio), math.log(other.ratio / other.interval.low))
+        return type(self)(ratio=ratio, interval=Interval(low=ratio * math.exp(-below), high=ratio * math.exp(above)))
 
 
 class Spread(NamedTuple):
@@ -148,24 +148,40 @@ class Spread(NamedTuple):
     deviation: float
     degrees: float
 
+    @classmethod
+    def of_trials(cls, sides: Sequence[Trials], others: Sequence[Trials] = (), *, by_round: bool = True) -> Self:
+        """Return the pooled spread of the means of each configuration's trials, from step times, a sequence per trial.
 
-def trial_spread(sides: Sequence[Trials], others: Sequence[Trials] = (), *, by_round: bool = True) -> Spread:
-    """Return the pooled spread of the means of each configuration's trials, from step times, a sequence per trial.
+        Trials of `others` count for the spread, but not their steps for its prior. `by_round` removes deviations that
+        the trials of a round share, if all configurations ran in all rounds.
+        """
+        prior = _trial_prior([trial for side in sides for trial in side])
+        means = [_log_means(side) for side in (*sides, *others) if side]
+        rounds = {len(side) for side in means}
+        residuals = [[value - statistics.fmean(side) for value in side] for side in means]
+        degrees = sum(len(side) - 1 for side in means)
+        if by_round and len(rounds) == 1 and len(means) > 1:
+            common = [statistics.fmean(values) for values in zip(*residuals, strict=True)]
+            residuals = [[value - c for value, c in zip(side, common, strict=True)] for side in residuals]
+            degrees -= len(common) - 1
+        squares = sum(value**2 for side in residuals for value in side)
+        return cls(math.sqrt((PRIOR_DEGREES * prior + squares) / (PRIOR_DEGREES + degrees)), PRIOR_DEGREES + degrees)
 
-    Trials of `others` count for the spread, but not their steps for its prior. `by_round` removes deviations that the
-    trials of a round share, if all configurations ran in all rounds.
-    """
-    prior = _trial_prior([trial for side in sides for trial in side])
-    means = [_log_means(side) for side in (*sides, *others) if side]
-    rounds = {len(side) for side in means}
-    residuals = [[value - statistics.fmean(side) for value in side] for side in means]
-    degrees = sum(len(side) - 1 for side in means)
-    if by_round and len(rounds) == 1 and len(means) > 1:
-        common = [statistics.fmean(values) for values in zip(*residuals, strict=True)]
-        residuals = [[value - c for value, c in zip(side, common, strict=True)] for side in residuals]
-        degrees -= len(common) - 1
-    squares = sum(value**2 for side in residuals for value in side)
-    return Spread(math.sqrt((PRIOR_DEGREES * prior + squares) / (PRIOR_DEGREES + degrees)), PRIOR_DEGREES + degrees)
+    @classmethod
+    def of_parts(cls, sides: Sequence[Trials]) -> Self:
+        """Return the spread of runs, taken from the parts of trials in turn, a sequence of parts per configuration."""
+        means = [_log_means(side) for side in sides]
+        squares = sum((value - statistics.fmean(side)) ** 2 for side in means for value in side)
+        degrees = sum(len(side) - 1 for side in means)
+        return cls(math.sqrt(squares / degrees), degrees)
+
+    def next_run(self, trials: Trials, samples_per_step: int, *, later: float = 0.0) -> Interval:
+        """Return the 95 % prediction interval of the next run's samples/s; `later`: log deviation of other times."""
+        rate = samples_per_step / statistics.fmean(chain.from_iterable(trials))
+        steps = _step_variance(trials) / max(1, min(len(trial) for trial in trials))
+        now = t95(self.degrees) * math.sqrt(max(self.deviation**2, steps) * (1 + 1 / len(trials)))
+        half = math.hypot(now, 1.96 * later)
+        return Interval(low=rate * math.exp(-half), high=rate * math.exp(half))
 
 
 class Single(NamedTuple):
@@ -182,8 +198,8 @@ def expected_rates(singles: Sequence[Single]) -> list[float]:
     """Return the posterior means of the rates of single trials, as logarithms and on the scale of the finals.
 
     The highest of several noisy values is likely to have been lucky: each is drawn towards its prediction or towards
-    their mean, whichever it deviates less from, by the share of noise. That is the spread of trials (`trial_spread`)
-    and the change of those measured again beyond the whole machine's.
+    their mean, whichever it deviates less from, by the share of noise. That is the spread of trials
+    (`Spread.of_trials`) and the change of those measured again beyond the whole machine's.
     """
     moves = [single.rate - single.again for single in singles if single.again is not None]
     squares = sum((move - statistics.fmean(moves)) ** 2 for move in moves)
@@ -208,23 +224,6 @@ def parts_of(trial: Sequence[float]) -> Trials:
     if size < 2:
         return [trial]
     return [trial[n * size : (n + 1) * size if n + 1 < PARTS else len(trial)] for n in range(PARTS)]
-
-
-def spread_of_parts(sides: Sequence[Trials]) -> Spread:
-    """Return the spread of runs, taken from the parts of trials in turn, a sequence of parts per configuration."""
-    means = [_log_means(side) for side in sides]
-    squares = sum((value - statistics.fmean(side)) ** 2 for side in means for value in side)
-    degrees = sum(len(side) - 1 for side in means)
-    return Spread(math.sqrt(squares / degrees), degrees)
-
-
-def next_run_interval(trials: Trials, spread: Spread, samples_per_step: int, *, later: float = 0.0) -> Interval:
-    """Return the 95 % prediction interval of the next run's samples/s; `later` is the log deviation of other times."""
-    rate = samples_per_step / statistics.fmean(chain.from_iterable(trials))
-    steps = _step_variance(trials) / max(1, min(len(trial) for trial in trials))
-    now = t95(spread.degrees) * math.sqrt(max(spread.deviation**2, steps) * (1 + 1 / len(trials)))
-    half = math.hypot(now, 1.96 * later)
-    return Interval(low=rate * math.exp(-half), high=rate * math.exp(half))
 
 
 def drift(trials: Trials) -> float:

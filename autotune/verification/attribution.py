@@ -12,7 +12,7 @@ from autotune.planning.plan import SearchPlan, SearchState
 from autotune.space.knobs import OF_SHARDING, put_back
 from autotune.values.config import Parallelism, TrainConfig
 from autotune.values.result import Basis, Contribution, Explanation, ResultData
-from autotune.values.statistics import ratio_of_means
+from autotune.values.statistics import Speedup
 from autotune.values.trial import Measurement, Purpose, TrialResult, TrialStatus
 from autotune.verification.finals import Finals
 
@@ -126,5 +126,5 @@ class _Evidence:
         spread = [t for c, t in times.items() if c not in (best, without)] if purpose is not None else []
         rate = 1 / statistics.fmean(t for trial in times[without] for t in trial)
         labels = tuple(_label(trial) for trial, _ in (*measured[best], *measured[without]))
-        lead = ratio_of_means(times[without], times[best], spread)
+        lead = Speedup.of_means(times[without], times[best], spread)
         return {**dict(lead), "trials": labels, "samples_per_second": rate}

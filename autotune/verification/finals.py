@@ -13,20 +13,7 @@ from autotune.planning.plan import SearchState
 from autotune.space.knobs import changes, put_back
 from autotune.values.conditions import worst_of
 from autotune.values.config import Precision, TrainConfig
-from autotune.values.statistics import (
-    DRIFT,
-    PARTS,
-    Single,
-    Speedup,
-    expected_rates,
-    next_run_interval,
-    paired_ratio,
-    parts_of,
-    quotient,
-    ratio_of_means,
-    spread_of_parts,
-    trial_spread,
-)
+from autotune.values.statistics import DRIFT, PARTS, Single, Speedup, Spread, expected_rates, parts_of
 from autotune.values.trial import Interval, Measurement, Purpose, TrialResult
 from autotune.verification.checks import Proof, ending
 
@@ -281,10 +268,10 @@ class Finals:
         sides = [[m.step_times_s for m in side] for side in (measured, *others)]
         parts = [[part for trial in side for part in parts_of(trial)] for side in sides]
         if self.ran_in_turn() and all(len(side) >= PARTS for side in parts):
-            next_run = next_run_interval(parts[0], spread_of_parts(parts), samples, later=later)
+            next_run = Spread.of_parts(parts).next_run(parts[0], samples, later=later)
         else:
-            spread = trial_spread(sides[:1], sides[1:], by_round=False)
-            next_run = next_run_interval(sides[0], spread, samples, later=later)
+            spread = Spread.of_trials(sides[:1], sides[1:], by_round=False)
+            next_run = spread.next_run(sides[0], samples, later=later)
         return measured[-1].model_copy(
             update={
                 "step_times_s": times,
@@ -307,9 +294,9 @@ class Finals:
             return compared
         one, other = (self._in_turn(c, self.plan.baseline) for c in (config, reference))
         if one is not None and other is not None:
-            return quotient(one, other)
+            return one.over(other)
         others = [t for c in self.contenders() if c not in (config, reference) and (t := self._sample_times(c))]
-        found = ratio_of_means(theirs, ours, others)
+        found = Speedup.of_means(theirs, ours, others)
         # Others that computed beside one side more than beside the other may be all that they differ by.
         kept, theirs_kept = (1 - min(0.99, _share_of_others(self.trials(c))) for c in (config, reference))
         low, high = min(1.0, theirs_kept / kept), max(1.0, theirs_kept / kept)
@@ -342,7 +329,7 @@ class Finals:
         """Return the speed-up by trials that ran in turn, round by round; None if there are none."""
         ours, theirs = self._turns(config), self._turns(reference)
         pairs = [list(zip(theirs[numbers], ours[numbers], strict=False)) for numbers in theirs.keys() & ours.keys()]
-        return paired_ratio(pairs) if pairs else None
+        return Speedup.of_pairs(pairs) if pairs else None
 
     def _measured(self, config: TrainConfig) -> list[Measurement]:
         """Return the final trials of `config` but those in which others took half a machine more than in another."""

@@ -9,7 +9,7 @@ from factories import make_limits
 from running import python
 
 from autotune.execution.token_ring import Turns, ring
-from autotune.values.statistics import paired_ratio
+from autotune.values.statistics import Speedup
 
 LIMITS = make_limits(measure_time_s=1e6, relative_interval=0.05, measure_steps=4000)
 NEVER = float("inf")
@@ -93,7 +93,7 @@ def test_neither_who_goes_first_nor_after_whom_nor_a_drift_favours_one_of_them(c
     limits = LIMITS.model_copy(update={"relative_interval": 1e-9})
     rounds = Ring(*map(effects, range(count)), limits=limits).of(0).rounds[1:]
     for place in range(1, count - 1) or [1]:
-        assert paired_ratio([[(turns[0], turns[place]) for turns in rounds]]).ratio == pytest.approx(1.0, abs=0.01)
+        assert Speedup.of_pairs([[(turns[0], turns[place]) for turns in rounds]]).ratio == pytest.approx(1.0, abs=0.01)
 
 
 def test_it_ends_when_the_ratio_is_known_and_noise_takes_longer():
