@@ -38,7 +38,7 @@ from autotune.storage.run_directory import RunDirectory
 from autotune.training.trainer_pickle import model_on_cpu
 from autotune.value import Value, read_unchanged, sha256_of, write_value
 from autotune.values.budget import SoakTask
-from autotune.values.catalogue import Gpu, gpu_named, gpus, hypothetical
+from autotune.values.catalogue import Gpu, gpu_named, gpus
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.problem import Fleet
 from autotune.values.rehearsal import Lever, Rehearsal, chance_to_fit
@@ -88,7 +88,7 @@ def rehearse(
     number, *others = dict.fromkeys(subject.options.devices or (1,))  # a launcher's number is there twice
     if others or not isinstance(number, int) or number > MOST_DEVICES:
         raise InputError(f"--devices: on the stand-in there are 1 to {MOST_DEVICES}; say how many train together")
-    folder, (context, _) = Path(tempfile.mkdtemp(prefix="autotune-")), framework_bytes(hypothetical(card))
+    folder, (context, _) = Path(tempfile.mkdtemp(prefix="autotune-")), framework_bytes(card.hardware())
     kept = ""
     try:
         (folder / "subject").write_bytes(content)
@@ -113,7 +113,7 @@ def rehearse(
 
 
 def _chance(memory: Memory, gpu: Gpu) -> float:
-    return chance_to_fit(memory, gpu.memory_bytes, framework_bytes(hypothetical(gpu))[1])
+    return chance_to_fit(memory, gpu.memory_bytes, framework_bytes(gpu.hardware())[1])
 
 
 def rehearse_on_all(**code: Any) -> list[Rehearsal]:

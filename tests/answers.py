@@ -11,7 +11,7 @@ from autotune.tuning_result import TuningResult
 from autotune.values.config import TrainConfig
 from autotune.values.problem import Problem
 from autotune.values.result import ResultData, RunReport
-from autotune.values.time_spent import spent_on
+from autotune.values.time_spent import Spent
 from autotune.values.trial import Outcome, Purpose, TrialStatus
 from autotune.verification.finals import Finals
 from autotune.verification.verdict import assemble
@@ -54,7 +54,7 @@ def report_of(result: ResultData) -> RunReport:
     return RunReport(
         run_directory="", written="", autotune_version=result.autotune_version, is_running=False, command=None,
         **fields, result=result, trials=tuple(trials),
-        spent=result.spent or spent_on((), result.search_time_s, {}),
+        spent=result.spent or Spent.of((), result.search_time_s, {}),
     )  # fmt: skip
 
 

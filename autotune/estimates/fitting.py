@@ -24,7 +24,7 @@ from autotune.storage.home import read_observations
 from autotune.units import show_memory
 from autotune.value import Value, read_value, write_text
 from autotune.values.budget import Effort
-from autotune.values.catalogue import gpus, hypothetical
+from autotune.values.catalogue import gpus
 from autotune.values.config import Allowance, Scalar, TrainConfig
 from autotune.values.estimate import Rates
 
@@ -96,9 +96,9 @@ def larger_device(forecast: Forecast, config: TrainConfig) -> str:
     needed, plan = round(forecast.predicted(config).memory.device_interval.high), forecast.plan
     if plan.memory_bytes < needed <= plan.hardware.memory_bytes and not plan.hardware.is_cpu:
         return f"it fits {forecast.device.name} with all of its {show_memory(plan.hardware.memory_bytes)}"
-    needed += plan.hardware.is_cpu * round(framework_bytes(hypothetical(gpus()[0]))[0])  # a CUDA context takes a part
+    needed += plan.hardware.is_cpu * round(framework_bytes(gpus()[0].hardware())[0])  # a CUDA context takes a part
     for gpu in sorted((gpu for gpu in gpus() if gpu.memory_bytes >= needed), key=lambda gpu: gpu.memory_bytes):
-        there = hypothetical(gpu)
+        there = gpu.hardware()
         hardware = there.model_copy(update={"versions": {**there.versions, **plan.hardware.versions}})
         if refusal(plan.model_copy(update={"hardware": hardware}), config) is None:
             return f"it fits {gpu.name} (estimate --gpu) with its {show_memory(gpu.memory_bytes)}"

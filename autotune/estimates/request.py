@@ -31,7 +31,7 @@ from autotune.storage.home import rates_of
 from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.budget import Budget, Effort
-from autotune.values.catalogue import Gpu, device_of_memory, gpu_named, gpu_of, hypothetical
+from autotune.values.catalogue import Gpu, device_of_memory, gpu_named, gpu_of
 from autotune.values.config import LARGEST_BATCH, Allowance, Scalar, TrainConfig
 from autotune.values.estimate import Evaluation, Rates
 from autotune.values.hardware import detect
@@ -128,7 +128,7 @@ def target_of(options: EstimateOptions) -> Target:
         device = Device(name="a GPU", hardware=hardware, memory_bytes=options.memory_bytes, rates=None)
         order = "" if options.fix else f"; the order is that on {_REFERENCE_GPU}"
         note = f"only the memory of the device is known, so no speed{order} (--gpu NAME)"
-        return Target(device=device, rates=rates_of(hypothetical(gpu_named(_REFERENCE_GPU))), notes=(note,))
+        return Target(device=device, rates=rates_of(gpu_named(_REFERENCE_GPU).hardware()), notes=(note,))
     hardware = detect(options.device).model_copy(update={"count": None})  # `--devices` sets how many, not this machine
     # Processes on a CPU share its memory.
     each = options.devices // nodes_of(options.devices, options.nodes) if hardware.is_cpu else 1
@@ -150,7 +150,7 @@ def table_target(gpu: Gpu, memory_bytes: int | None = None) -> Target:
     """Return a device of the table, with all of its memory or `memory_bytes` of it."""
     if memory_bytes is not None and memory_bytes > gpu.memory_bytes:
         raise InputError(f"--memory {show_memory(memory_bytes)}: {gpu.name} has {show_memory(gpu.memory_bytes)}")
-    hardware = hypothetical(gpu)
+    hardware = gpu.hardware()
     rates = rates_of(hardware)
     device = Device(name=gpu.name, hardware=hardware, memory_bytes=memory_bytes or gpu.memory_bytes, rates=rates.source)
     note = f"{gpu.name} as its data sheet has it, nothing else on it, with the software of this machine"

@@ -32,7 +32,7 @@ from autotune.execution.user_code import own_values
 from autotune.stand_in import host_values
 from autotune.units import show_memory
 from autotune.values.budget import CheckTask, LossCurve, LossTask, Soaked, SoakTask
-from autotune.values.trial import Memory, PeakParts, worst_memory
+from autotune.values.trial import Memory, PeakParts
 
 _COMPUTED = 2  # batches of an evaluation that the model computes: one is still there when the next comes
 _LONGEST_S = 30.0  # of reading a data set, which must not use up the time of the whole check
@@ -93,7 +93,7 @@ def findings(
 
         def peak() -> tuple[Memory, PeakParts | None]:
             parts = None if recorder is None else recorder.parts()
-            return guard.peak() if parts is None else worst_memory(list(parts.phases.values())), parts
+            return guard.peak() if parts is None else Memory.worst_of(list(parts.phases.values())), parts
 
         memory, parts = peak()
         if reading.longest is not None:

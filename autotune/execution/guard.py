@@ -35,7 +35,7 @@ from autotune.values.hardware import (
     memory_of,
     nvml_handle,
 )
-from autotune.values.trial import Memory, worst_memory
+from autotune.values.trial import Memory
 
 # The reserve for the kernels that the first step loads: a guess, since their size differs by GPU and build. A step that
 # loads more is over the budget until the cap is set again.
@@ -114,7 +114,7 @@ class CpuGuard(MemoryGuard):
         resource.setrlimit(resource.RLIMIT_DATA, self._limits_before)
 
     def peak(self) -> Memory:
-        return self._final or worst_memory([self._earlier, Memory(resident_bytes=self._growth("VmHWM"))])
+        return self._final or Memory.worst_of([self._earlier, Memory(resident_bytes=self._growth("VmHWM"))])
 
     def in_use_bytes(self) -> int:
         return self._growth("VmRSS")
@@ -202,7 +202,7 @@ class CudaGuard(MemoryGuard):
         reserved, rest = self._cuda.max_memory_reserved(self._device), self._rest()
         allocated, device = self._cuda.max_memory_allocated(self._device), None if rest is None else reserved + rest
         now = Memory(allocated_bytes=allocated, reserved_bytes=reserved, device_bytes=device)
-        return worst_memory([self._earlier, now])
+        return Memory.worst_of([self._earlier, now])
 
     def in_use_bytes(self) -> int:
         return self._cuda.memory_reserved(self._device) + (self._rest() or 0)
@@ -223,7 +223,7 @@ class CudaGuard(MemoryGuard):
             if allocated > cap:
                 self.check()
             full = Memory(allocated_bytes=allocated, reserved_bytes=cap, device_bytes=cap + self._capped_rest)
-            self._earlier = worst_memory([self._earlier, full])
+            self._earlier = Memory.worst_of([self._earlier, full])
             self._cuda.empty_cache()
             self._cuda.reset_peak_memory_stats(self._device)
 

@@ -22,9 +22,9 @@ from pydantic import TypeAdapter, ValidationError
 from autotune.stand_in.device import is_rehearsal
 from autotune.units import parse_memory, show_memory
 from autotune.value import read_value
-from autotune.values.conditions import highest, worst_of
+from autotune.values.conditions import Conditions, highest
 from autotune.values.statistics import rate_interval
-from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, TrialResult, TrialStatus, worst_memory
+from autotune.values.trial import Failure, Measurement, Memory, Outcome, TrialRequest, TrialResult, TrialStatus
 
 # Libraries' words when an allocation fails: all of the host's were seen under RLIMIT_DATA. oneDNN hides that of its
 # scratchpad, compilers wrap Python's, CUDA's driver speaks for expandable segments, and making a handle takes memory.
@@ -212,10 +212,10 @@ def _merged(ranks: Sequence[Measurement], request: TrialRequest) -> Outcome:
         update={
             **speed_of(max((rank.step_times_s for rank in ranks), key=sum), request),
             **longest,
-            "memory": worst_memory([rank.memory for rank in ranks]),
+            "memory": Memory.worst_of([rank.memory for rank in ranks]),
             "loss": statistics.fmean(losses) if losses else None,
             "warnings": tuple(dict.fromkeys(line for rank in ranks for line in rank.warnings)),
-            "conditions": worst_of([rank.conditions for rank in ranks if rank.conditions is not None]),
+            "conditions": Conditions.worst_of([rank.conditions for rank in ranks if rank.conditions is not None]),
         }
     )
 

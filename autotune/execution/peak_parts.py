@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import TrainerCallback
 
 from autotune.execution.guard import MemoryGuard
-from autotune.values.trial import Alive, Memory, PeakParts, worst_memory
+from autotune.values.trial import Alive, Memory, PeakParts
 
 
 class PeakRecorder(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
@@ -75,7 +75,7 @@ class PeakRecorder(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
     def phase_ended(self, name: str) -> None:
         now = self._guard.peak()
-        self._peaks[name] = worst_memory([self._peaks.get(name, now), now])
+        self._peaks[name] = Memory.worst_of([self._peaks.get(name, now), now])
         self._guard.begin_anew(Memory())
 
     def parts(self) -> PeakParts:

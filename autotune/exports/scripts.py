@@ -35,7 +35,7 @@ from autotune.training.texts import READERS
 from autotune.units import visible
 from autotune.values.config import KNOBS
 from autotune.values.model import VOCABULARIES, Task
-from autotune.values.result import ResultData, shown_rate
+from autotune.values.result import ResultData
 from autotune.values.workload import Recipe
 
 TRL = "train_trl.py"
@@ -186,7 +186,7 @@ def script(result: ResultData, name: str, template: str, lost: list[str], **valu
     steps, spec, measured = user_steps(result).get("max_steps", 100), workload.model, result.best.measurement
     loss = (resources.files("autotune.training") / "loss.py").read_text(encoding="utf-8")
     correction = result.best.correction
-    rate = f"{shown_rate(measured, correction)} samples/s" if measured is not None else "not measured"
+    rate = f"{measured.shown_rate(correction)} samples/s" if measured is not None else "not measured"
     versions = result.hardware.versions
     found = ", ".join(f"{package} {versions[package]}" for package in ("torch", "transformers") if package in versions)
     devices = f"{config.parallelism.world_size} x " if config.parallelism.world_size > 1 else ""

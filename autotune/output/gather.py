@@ -15,7 +15,7 @@ from autotune.storage.run_directory import EXPLAIN_FOLDER, RunDirectory, read_pl
 from autotune.units import now
 from autotune.value import found_value
 from autotune.values.result import Breakdown, ResultData, RunReport, rows_of
-from autotune.values.time_spent import spent_on
+from autotune.values.time_spent import Spent
 from autotune.values.workload import OwnCode
 from autotune.verification.attribution import explanation_of
 from autotune.verification.finals import Finals
@@ -57,7 +57,7 @@ def gather(run_dir: str | Path) -> RunReport:
         unfinished=len(trial_folders(directory.path)) - len(searched),
         breakdowns=breakdowns,
         no_breakdown=no_breakdown,
-        spent=(result and result.spent) or spent_on(searched, sum(t.duration_s for t in searched), {}),
+        spent=(result and result.spent) or Spent.of(searched, sum(t.duration_s for t in searched), {}),
     )
 
 

@@ -17,7 +17,7 @@ from autotune.space.knobs import MICRO_BATCH, short_name, shown_changes, shown_v
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.config import KNOBS, TrainConfig, knob_values
 from autotune.values.problem import Change
-from autotune.values.result import Contender, Explanation, ResultData, shown_rate
+from autotune.values.result import Contender, Explanation, ResultData
 from autotune.values.trial import Interval, Measurement, Prediction, Purpose, TrialStatus
 from autotune.values.workload import Workload
 
@@ -134,7 +134,7 @@ def device_lines(result: ResultData) -> list[str]:
     for number, contender in sorted(fastest.items()):
         if (measured := contender.measurement) is not None:
             rates[number] = contender.rate(result.objective) / number
-            whole, each = (shown_rate(measured, contender.correction, tokens=1 / share) for share in (1, number))
+            whole, each = (measured.shown_rate(contender.correction, tokens=1 / share) for share in (1, number))
             lines.append(f"{number}: {whole} samples/s, {each} each")
     if len(rates) < 2:
         return []
@@ -205,7 +205,7 @@ def trial_line(number: int, outcome_status: TrialStatus, changed: Sequence[Chang
 
 def measurement_detail(measurement: Measurement, prediction: Prediction | None = None) -> str:
     rate, interval = measurement.samples_per_second, measurement.shown_interval
-    text = f"{shown_rate(measurement)} samples/s"
+    text = f"{measurement.shown_rate()} samples/s"
     if interval.is_narrow:
         half = (interval.high - interval.low) / 2 / rate
         text += f" ± {half:.0%}" if half >= 0.005 else " ± under 1 %"
@@ -231,7 +231,7 @@ def _row(result: ResultData, label: str, contender: Contender) -> tuple[str, ...
     return (
         label if contender.confirmed else f"{label} *",
         times_baseline(result, contender),
-        shown_rate(measured, contender.correction),
+        measured.shown_rate(contender.correction),
         show_memory(measured.memory.peak_bytes),
         visible(shown_changes(contender.changes) if contender.changes else words),
     )
@@ -244,7 +244,7 @@ def _speed(contender: Contender) -> str:
         said.append(f"{show_rate(span.low)} to {show_rate(span.high)} samples/s in a next run")
     if measured is not None and tokens is not None:
         each = tokens / (measured.samples_per_second * contender.correction)
-        said.append(f"{shown_rate(measured, contender.correction, tokens=each)} tokens/s")
+        said.append(f"{measured.shown_rate(contender.correction, tokens=each)} tokens/s")
     return ", ".join([*said, f"{used:.0%} MFU"] if used is not None else said)
 
 

@@ -25,7 +25,6 @@ from autotune.space.space import History, Point, SearchSpace, loading_of
 from autotune.training.arguments import loading_bytes
 from autotune.units import show_memory, show_time
 from autotune.values.config import KNOBS, Scalar, TrainConfig, knob_values
-from autotune.values.problem import cold_start_s
 from autotune.values.trial import Prediction, TrialResult, TrialStatus
 
 WORTHWHILE_GAIN = 0.01  # a smaller one is lost in the noise, and not worth the trials that are left
@@ -101,7 +100,7 @@ class Candidates:
 
     def observe(self, *results: TrialResult) -> None:
         """Correct the model by finished trials, of this search or recorded ones."""
-        started = [cold_start_s(r.measurement) for r in results if r.measurement and is_compiled(r.request.config)]
+        started = [r.measurement.cold_start_s for r in results if r.measurement and is_compiled(r.request.config)]
         self._compiled_s = max([self._compiled_s, *started])
         if (learned := self._model.observe(*results)) is not self._model:
             self._model = learned

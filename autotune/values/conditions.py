@@ -6,7 +6,7 @@
 import contextlib
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import pynvml
@@ -71,14 +71,14 @@ class Conditions(Value):
             if share is not None and self.could_cost(share) >= WORTH_A_WARNING
         ]
 
-
-def worst_of(ranks: Sequence[Conditions]) -> Conditions | None:
-    if not ranks:
-        return None
-    reasons = sorted({reason for rank in ranks for reason in rank.throttled})
-    throttled = {reason: max(rank.throttled.get(reason, 0.0) for rank in ranks) for reason in reasons}
-    shares = {field: highest(ranks, field) for field in Conditions.model_fields if field != "throttled"}
-    return Conditions(throttled=throttled, **shares)
+    @classmethod
+    def worst_of(cls, ranks: Sequence[Self]) -> Self | None:
+        if not ranks:
+            return None
+        reasons = sorted({reason for rank in ranks for reason in rank.throttled})
+        throttled = {reason: max(rank.throttled.get(reason, 0.0) for rank in ranks) for reason in reasons}
+        shares = {field: highest(ranks, field) for field in Conditions.model_fields if field != "throttled"}
+        return cls(throttled=throttled, **shares)
 
 
 def highest(values: Sequence[Value], field: str) -> Any:

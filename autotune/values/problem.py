@@ -3,8 +3,6 @@
 The command line displays the events, callers of the API may observe them.
 """
 
-import math
-import statistics
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Literal
@@ -50,23 +48,10 @@ class Objective(Value):
 
     def start_s_per_sample(self, measurement: Measurement) -> float:
         """Return the extra seconds of the first step per sample of the run; 0 in the steady state."""
-        return 0.0 if self.run_samples is None else cold_start_s(measurement) / self.run_samples
+        return 0.0 if self.run_samples is None else measurement.cold_start_s / self.run_samples
 
     def rate(self, measurement: Measurement) -> float:
         return 1.0 / (1.0 / measurement.samples_per_second + self.start_s_per_sample(measurement))
-
-
-def cold_start_s(measurement: Measurement) -> float:
-    """Return the seconds by which the first step exceeds the mean measured step: compilation, above all."""
-    return max(0.0, measurement.first_step_s - statistics.fmean(measurement.step_times_s))
-
-
-def break_even_steps(measurement: Measurement, reference: Measurement) -> int | None:
-    """Return the number of its steps that make up for a slower start; None: its samples aren't faster."""
-    lead = measurement.samples_per_second / reference.samples_per_second
-    won_s = (lead - 1) * statistics.fmean(measurement.step_times_s)
-    cost_s = cold_start_s(measurement) - cold_start_s(reference)
-    return math.ceil(max(0.0, cost_s) / won_s) if won_s > 0 else None
 
 
 Engine = Literal["local", "ray"]

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from autotune.errors import writing
-from autotune.units import show_rate
 from autotune.value import Value, save_bytes
 from autotune.values.budget import LossVerdict, Soaked
 from autotune.values.config import Allowance, TrainConfig
@@ -129,12 +128,6 @@ class TrialRow(Value):
         """Whether its rate compares with the others': checks train differently, and explaining follows the search."""
         usual = (Purpose.BASELINE, Purpose.SEARCH, Purpose.FINAL)
         return self.purpose in usual and self.samples_per_second is not None
-
-
-def shown_rate(measured: Measurement, correction: float = 1.0, *, tokens: float = 1.0) -> str:
-    """Return samples per second, or tokens by those of a sample; two digits and 'about' if corrected or too unsure."""
-    rate = measured.samples_per_second * correction * tokens
-    return show_rate(rate, is_sure=correction == 1.0 and measured.shown_interval.is_narrow)
 
 
 def rows_of(trials: Sequence[TrialResult]) -> list[TrialRow]:

@@ -6,6 +6,7 @@ A resumed search counts the trials of all its parts, but the time between trials
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from typing import Self
 
 from pydantic import Field
 
@@ -57,6 +58,23 @@ class Spent(Value):
         found = sorted(self.parts.items(), key=lambda part: -part[1])
         return {kind: seconds / self.total_s for kind, seconds in found if seconds > 0}
 
+    @classmethod
+    def of(cls, results: Sequence[TrialResult], search_time_s: float, starting: Mapping[str, float]) -> Self:
+        """Return how a search was spent: `starting` until its first trial was chosen, then `search_time_s`."""
+        busy_s = wall_s(results)
+        phases = [phases for r in results if (phases := r.outcome.phases) is not None]
+        return cls(
+            starting=dict(starting),
+            first_steps_s=sum(p.first_step_s for p in phases),
+            warm_up_s=sum(p.discarded_s for p in phases),
+            measured_s=sum(p.measured_s for p in phases),
+            checks_s=sum(p.check_s for p in phases),
+            trials_overhead_s=sum(r.overhead_s or 0.0 for r in results),
+            lost_s=sum(r.duration_s for r in results if r.overhead_s is None),
+            own_s=max(0.0, search_time_s - busy_s),
+            at_once_s=max(0.0, sum(r.active_s for r in results) - busy_s),
+        )
+
 
 def _busy(results: Sequence[TrialResult]) -> list[tuple[float, float]]:
     """Return the spans of time in which at least one trial ran, in order."""
@@ -78,23 +96,6 @@ def ends_s(results: Sequence[TrialResult]) -> list[float]:
     """Return the seconds in which trials had run when each ended, pauses left out."""
     spans, ends = _busy(results), [r.began + r.duration_s for r in results]
     return [sum(min(end, stop) - start for start, stop in spans if start < end) for end in ends]
-
-
-def spent_on(results: Sequence[TrialResult], search_time_s: float, starting: Mapping[str, float]) -> Spent:
-    """Return how the time of a search was spent: `starting` until its first trial was chosen, then `search_time_s`."""
-    busy_s = wall_s(results)
-    phases = [phases for r in results if (phases := r.outcome.phases) is not None]
-    return Spent(
-        starting=dict(starting),
-        first_steps_s=sum(p.first_step_s for p in phases),
-        warm_up_s=sum(p.discarded_s for p in phases),
-        measured_s=sum(p.measured_s for p in phases),
-        checks_s=sum(p.check_s for p in phases),
-        trials_overhead_s=sum(r.overhead_s or 0.0 for r in results),
-        lost_s=sum(r.duration_s for r in results if r.overhead_s is None),
-        own_s=max(0.0, search_time_s - busy_s),
-        at_once_s=max(0.0, sum(r.active_s for r in results) - busy_s),
-    )
 
 
 class Stopwatch:

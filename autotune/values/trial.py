@@ -5,12 +5,15 @@ tuner alone merges them into a :class:`TrialResult` in `result.json`. A failed t
 status and a cause and raises no exception in the tuner.
 """
 
+import math
+import statistics
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from autotune.units import show_rate
 from autotune.value import Value
 from autotune.values.budget import CheckTask, LossCurve, Soaked
 from autotune.values.conditions import QUIET_SHARE, Conditions, highest
@@ -147,9 +150,9 @@ class Memory(Value):
                 return value
         raise ValueError("a measurement without any memory figure")
 
-
-def worst_memory(seen: Sequence[Memory]) -> Memory:
-    return Memory(**{field: highest(seen, field) for field in Memory.model_fields})
+    @classmethod
+    def worst_of(cls, seen: Sequence[Self]) -> Self:
+        return cls(**{field: highest(seen, field) for field in Memory.model_fields})
 
 
 class Alive(Value):
@@ -236,6 +239,23 @@ class Measurement(Value):
         taken = self.conditions.taken_share if self.conditions is not None else 0.0
         rate, known = self.samples_per_second, self.samples_per_second_interval
         return Interval(low=min(known.low, rate * (1 - taken)), high=max(known.high, rate * (1 + taken)))
+
+    @property
+    def cold_start_s(self) -> float:
+        """Seconds by which the first step exceeds the mean measured step: compilation, above all."""
+        return max(0.0, self.first_step_s - statistics.fmean(self.step_times_s))
+
+    def break_even_steps(self, reference: Self) -> int | None:
+        """Return the number of its steps that make up for a slower start; None: its samples aren't faster."""
+        lead = self.samples_per_second / reference.samples_per_second
+        won_s = (lead - 1) * statistics.fmean(self.step_times_s)
+        cost_s = self.cold_start_s - reference.cold_start_s
+        return math.ceil(max(0.0, cost_s) / won_s) if won_s > 0 else None
+
+    def shown_rate(self, correction: float = 1.0, *, tokens: float = 1.0) -> str:
+        """Return samples per second, or tokens by those of a sample; 'about' two digits if corrected or too unsure."""
+        rate = self.samples_per_second * correction * tokens
+        return show_rate(rate, is_sure=correction == 1.0 and self.shown_interval.is_narrow)
 
 
 class Failure(Value):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from autotune.exports.launch_files import needs_code
 from autotune.planning.plan import SearchState
 from autotune.space.knobs import changes, put_back
-from autotune.values.conditions import worst_of
+from autotune.values.conditions import Conditions
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.statistics import DRIFT, PARTS, Single, Speedup, Spread, expected_rates, parts_of
 from autotune.values.trial import Interval, Measurement, Purpose, TrialResult
@@ -281,7 +281,7 @@ class Finals:
                 "memory": max((m.memory for m in measured), key=lambda m: m.peak_bytes),
                 "alloc_retries": max((m.alloc_retries for m in measured if m.alloc_retries is not None), default=None),
                 "warnings": tuple(dict.fromkeys(line for m in measured for line in m.warnings)),
-                "conditions": worst_of([m.conditions for m in measured if m.conditions is not None]),
+                "conditions": Conditions.worst_of([m.conditions for m in measured if m.conditions is not None]),
             }
         )
 

@@ -16,10 +16,9 @@ from autotune.training.arguments import arguments_of
 from autotune.units import show_memory, show_rate
 from autotune.values.conditions import POWER_CAP
 from autotune.values.config import Allowance, TrainConfig
-from autotune.values.problem import break_even_steps, cold_start_s
-from autotune.values.result import Compilation, Contender, ResultData, StepTime, TrialRow, Verdict, rows_of, shown_rate
+from autotune.values.result import Compilation, Contender, ResultData, StepTime, TrialRow, Verdict, rows_of
 from autotune.values.statistics import Speedup, drift
-from autotune.values.time_spent import spent_on
+from autotune.values.time_spent import Spent
 from autotune.values.trial import Measurement, Purpose, StepParts, TrialResult, TrialStatus
 from autotune.verification.checks import largest_default
 from autotune.verification.finals import WORTH_DECIDING, Finals
@@ -51,8 +50,8 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
             by_allowance[allowance] = next((c for c in admitted if c.config == best), admitted[0])
     ours, reference, compilation = finals.merged(best), finals.merged(plan.baseline), None
     if best.torch_compile_backend is not None and ours is not None:
-        steps = break_even_steps(ours, reference) if reference is not None else None
-        compilation = Compilation(cold_start_s=cold_start_s(ours), break_even_steps=steps)
+        steps = ours.break_even_steps(reference) if reference is not None else None
+        compilation = Compilation(cold_start_s=ours.cold_start_s, break_even_steps=steps)
     return ResultData(
         autotune_version=__version__,
         verdict=decision.verdict,
@@ -80,7 +79,7 @@ def assemble(finals: Finals, search_time_s: float, starting: Mapping[str, float]
         disturbances=disturbances(finals, best),
         outshone=faster_finalist(finals, best) or faster_trial(finals, best),
         search_time_s=search_time_s,
-        spent=spent_on(results, search_time_s, starting or {}),
+        spent=Spent.of(results, search_time_s, starting or {}),
     )
 
 
@@ -260,7 +259,7 @@ def faster_finalist(finals: Finals, best: TrainConfig) -> str | None:
     is_slower = needed <= measured.keys() and _is_shown_faster(measured[fastest], measured[best])
     if not is_slower or best == finals.plan.baseline or finals.plan.objective.run_samples is not None:
         return None
-    what, rate = shown_changes(changes(fastest, finals.plan)), shown_rate(measured[fastest])
+    what, rate = shown_changes(changes(fastest, finals.plan)), measured[fastest].shown_rate()
     return f"{what} gave {rate} samples/s, not clearly more than the winner, which is simpler"
 
 
@@ -286,10 +285,10 @@ def faster_trial(finals: Finals, best: TrainConfig) -> str | None:
         why = "it was not measured again, for which there is time for few"
     else:
         by = ", not clearly more" * _is_shown_faster(again, answer)
-        why = f"measured again in turn it gave {shown_rate(again)}{by}"
+        why = f"measured again in turn it gave {again.shown_rate()}{by}"
     than = "your baseline" if best == plan.baseline else "the winner"
     what, number = shown_changes(changes(config, plan)), fastest.request.number
-    return f"trial {number} ({what}) gave {shown_rate(seen)} samples/s in the search, more than {than}: {why}"
+    return f"trial {number} ({what}) gave {seen.shown_rate()} samples/s in the search, more than {than}: {why}"
 
 
 def _is_shown_faster(one: Measurement, other: Measurement) -> bool:

@@ -28,7 +28,6 @@ from autotune.cost.profile import Profile
 from autotune.cost.rates import sheet_rates
 from autotune.cost.sharding import network_of
 from autotune.cost.time import StepCost
-from autotune.values.catalogue import hypothetical
 from published.rows import NotPredicted, Row
 from published.setups import Setup, read
 
@@ -85,7 +84,7 @@ def timed(row: Row, traced: Callable[[Setup], Profile]) -> Timed:
     setup = read(_as_read(row))
     measured = _measured_seconds(row, setup)
     rates, nodes = sheet_rates(setup.gpu), max(1, setup.devices // _NODE.get(row.group, 8))
-    network = network_of(hypothetical(setup.gpu), setup.devices, nodes=nodes, host_bandwidth=rates.host_bandwidth)
+    network = network_of(setup.gpu.hardware(), setup.devices, nodes=nodes, host_bandwidth=rates.host_bandwidth)
     tf32, compiled = "tf32" in row.precision.lower(), row.compile in _COMPILED
     cost = StepCost(traced(setup), rates, setup.optim, setup.spread, network, tf32=tf32, compiled=compiled)
     seconds = cost.seconds(np.array([float(setup.micro_batch)]), np.array([float(setup.accumulation)]))[0]

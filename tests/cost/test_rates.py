@@ -4,13 +4,13 @@ import pytest
 from factories import make_gpu, make_hardware
 
 from autotune.cost.rates import cpu_rates, rates_by_table, sheet_rates
-from autotune.values.catalogue import gpu_named, gpus, hypothetical
+from autotune.values.catalogue import gpu_named, gpus
 
 
 def test_every_gpu_attains_less_than_its_data_sheet_says():
     for gpu in gpus():
         rates, offered = (
-            rates_by_table(hypothetical(gpu)),
+            rates_by_table(gpu.hardware()),
             set(gpu.peak_flops) & {"fp32", "tf32", "fp16", "bf16", "fp8"},
         )
         assert set(rates.matmul_flops) == set(rates.peak_flops) == offered, gpu.name

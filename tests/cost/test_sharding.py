@@ -24,7 +24,7 @@ from autotune.cost.sharding import (
 )
 from autotune.training.arguments import ZERO_BUCKET_ELEMENTS
 from autotune.units import GIB
-from autotune.values.catalogue import gpu_named, hypothetical
+from autotune.values.catalogue import gpu_named
 from autotune.values.config import Parallelism
 
 GB = 1e9
@@ -316,7 +316,7 @@ def test_offloaded_states_cost_a_step_and_offloaded_weights_each_micro_batch():
     assert optimizer[1] == 0 < parameters[1]
 
 
-H100 = hypothetical(gpu_named("h100-80gb"))
+H100 = gpu_named("h100-80gb").hardware()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from autotune.planning.options import options_of
 from autotune.storage.home import rates_of
 from autotune.training.resolve import default_task, resolve
 from autotune.units import show_memory
-from autotune.values.catalogue import gpu_named, hypothetical
+from autotune.values.catalogue import gpu_named
 from autotune.values.config import TrainConfig
 from autotune.values.estimate import CostEstimate
 from autotune.values.techniques import LoraAdapter
@@ -29,7 +29,7 @@ def test_a_configuration_is_estimated_by_the_cost_model(estimated):
     knobs = {"precision": "bf16", "checkpointing": "full", "attn_implementation": "sdpa"}
     config = TrainConfig(per_device_train_batch_size=4, adapter=LoraAdapter(rank=8), **knobs)
     assert found.predicted.config == config
-    hardware = hypothetical(gpu_named(GPU))
+    hardware = gpu_named(GPU).hardware()
     traced = profile(found.workload.model, family_of(config, hardware), shape_of(found.workload))
     expected = CostModel.of(found.workload, hardware, rates_of(hardware), [traced]).estimate(config)
     assert found.predicted.memory == expected.memory
@@ -129,5 +129,5 @@ def test_what_joined_logits_leave_unused_is_given_back_before_memory_runs_out(es
     few, more, most = (estimated(fix={"micro-batch": "1"}, eval_samples=n).predicted for n in (2000, 8000, 20_000))
     assert [found.fits for found in (few, more, most)] == ["probably", "probably", "no"]
     # On the stand-in GPT-2 with 256 samples reserves all of an A100: 50.5 GiB of logits, 413 if none were given back.
-    assert more.memory.device_peak_bytes == pytest.approx(hypothetical(gpu_named(GPU)).memory_bytes)
+    assert more.memory.device_peak_bytes == pytest.approx(gpu_named(GPU).hardware().memory_bytes)
     assert most.memory.reserved_peak_bytes == most.memory.allocated_peak_bytes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.values.conditions import Conditions, throttle_reasons, worst_of
+from autotune.values.conditions import Conditions, throttle_reasons
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,9 @@ def test_others_on_the_cores_cost_a_gpu_no_more_than_it_stood_idle(idle, taken):
 
 def test_of_several_ranks_the_worst_of_each_kind_counts():
     ranks = [Conditions(idle_share=0.1, throttled={"heat": 0.5}), Conditions(idle_share=0.4)]
-    worst = worst_of([*ranks, Conditions(throttled={"heat": 0.2, "power cap": 0.1})])
+    worst = Conditions.worst_of([*ranks, Conditions(throttled={"heat": 0.2, "power cap": 0.1})])
     assert worst == Conditions(idle_share=0.4, throttled={"heat": 0.5, "power cap": 0.1})
-    assert worst_of([]) is None
+    assert Conditions.worst_of([]) is None
 
 
 def test_idleness_and_settings_are_no_reasons_for_throttling():

@@ -3,7 +3,7 @@
 import pytest
 from factories import make_measurement
 
-from autotune.values.problem import Objective, break_even_steps, cold_start_s
+from autotune.values.problem import Objective
 
 
 def measured(step_s: float, first_step_s: float, samples: int = 16):
@@ -24,7 +24,7 @@ def test_the_steady_state_forgets_the_start_a_run_pays_for_it_and_compiling_pays
 
 
 def test_the_start_is_won_back_by_faster_steps():
-    assert break_even_steps(COMPILED, PLAIN) == 198  # 39.5 s more at the start, 0.2 s less a step
-    assert break_even_steps(measured(1.2, 40.0), PLAIN) is None
-    assert break_even_steps(measured(1.6, 41.6, samples=32), PLAIN) == 99  # 0.4 s less a step, of twice the samples
-    assert cold_start_s(measured(1.0, 0.5)) == 0.0
+    assert COMPILED.break_even_steps(PLAIN) == 198  # 39.5 s more at the start, 0.2 s less a step
+    assert measured(1.2, 40.0).break_even_steps(PLAIN) is None
+    assert measured(1.6, 41.6, samples=32).break_even_steps(PLAIN) == 99  # 0.4 s less a step, of twice the samples
+    assert measured(1.0, 0.5).cold_start_s == 0.0

@@ -3,7 +3,7 @@
 import pytest
 from factories import Clock, make_measurement, make_request
 
-from autotune.values.time_spent import Stopwatch, spent_on, wall_s
+from autotune.values.time_spent import Spent, Stopwatch, wall_s
 from autotune.values.trial import Failure, Phases, TrialResult, TrialStatus
 
 STEPS = {"first_step_s": 2.0, "discarded_s": 1.0, "measured_s": 6.0}
@@ -25,7 +25,7 @@ def failed(number, phases):
 def test_the_parts_sum_up_to_the_whole():
     began = Phases(model_s=1.0, first_step_s=2.5)
     results = [completed(0), completed(1, check_s=0.5), failed(2, began), failed(3, None)]
-    spent = spent_on(results, 32.0, {"launching": 8.0, "tracing": 4.0})
+    spent = Spent.of(results, 32.0, {"launching": 8.0, "tracing": 4.0})
     assert spent.total_s == pytest.approx(32.0 + 12.0)
     assert sum(spent.shares().values()) == pytest.approx(1.0)
     assert (spent.measured_s, spent.warm_up_s, spent.checks_s) == (12.0, 2.0, 0.5)
@@ -39,7 +39,7 @@ def spans(*spans):
 
 def test_of_trials_at_once_the_wall_time_counts_once_and_the_overlap_is_told():
     assert wall_s(spans((0.0, 10.0), (2.0, 3.0), (8.0, 5.0), (20.0, 1.0))) == 14.0
-    spent = spent_on(spans((0.0, 10.0), (0.0, 12.0)), 13.0, {})
+    spent = Spent.of(spans((0.0, 10.0), (0.0, 12.0)), 13.0, {})
     assert (spent.own_s, spent.at_once_s) == (1.0, 10.0)
     assert spent.total_s - spent.at_once_s == pytest.approx(13.0)
 

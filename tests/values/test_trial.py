@@ -4,7 +4,7 @@ import pytest
 from factories import make_measurement, make_result
 
 from autotune.values.conditions import Conditions
-from autotune.values.trial import Failure, Interval, Memory, Phases, Purpose, TrialResult, TrialStatus, worst_memory
+from autotune.values.trial import Failure, Interval, Memory, Phases, Purpose, TrialResult, TrialStatus
 
 
 def test_the_peak_is_the_most_complete_figure_that_is_known_and_of_several_ranks_the_highest_of_each_kind():
@@ -16,8 +16,8 @@ def test_the_peak_is_the_most_complete_figure_that_is_known_and_of_several_ranks
     with pytest.raises(ValueError, match="without any memory figure"):
         _ = Memory().peak_bytes
     ranks = [Memory(allocated_bytes=5, reserved_bytes=6), Memory(allocated_bytes=4, reserved_bytes=9), Memory()]
-    assert worst_memory(ranks) == Memory(allocated_bytes=5, reserved_bytes=9)
-    assert worst_memory([]) == Memory()
+    assert Memory.worst_of(ranks) == Memory(allocated_bytes=5, reserved_bytes=9)
+    assert Memory.worst_of([]) == Memory()
 
 
 def test_a_rate_that_was_measured_beside_others_is_shown_no_surer_than_by_their_share():

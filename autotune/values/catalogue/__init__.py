@@ -100,6 +100,23 @@ class Gpu(Value):
     def peak_flops(self) -> dict[str, float]:
         return {dtype: tflops * 1e12 for dtype, tflops in self.peak_tflops.items()}
 
+    def hardware(self, *, memory_bytes: int | None = None) -> Hardware:
+        """Return the hardware of this host with this GPU in it, idle, its memory (or `memory_bytes`) free."""
+        host, size = detect("cpu"), self.memory_bytes if memory_bytes is None else memory_bytes
+        return Hardware(
+            kind="cuda",
+            device="cuda:0",
+            name=self.nvml_names[0] if self.nvml_names else self.name,
+            memory_bytes=size,
+            free_bytes=size,
+            cores=host.cores,
+            host_memory_bytes=host.host_memory_bytes,
+            capability=self.capability,
+            arithmetic=tuple(self.peak_tflops) if self.capability is None else None,
+            cxx=host.cxx,
+            versions={"triton": "assumed", **host.versions},  # part of each build of torch for CUDA or ROCm
+        )
+
 
 @functools.cache
 def gpus() -> tuple[Gpu, ...]:
@@ -141,28 +158,10 @@ def gpus_like(text: str) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-def hypothetical(gpu: Gpu, *, memory_bytes: int | None = None) -> Hardware:
-    """Return the hardware of this host with `gpu` in it, idle, with all of its memory (or `memory_bytes`) free."""
-    host, size = detect("cpu"), gpu.memory_bytes if memory_bytes is None else memory_bytes
-    return Hardware(
-        kind="cuda",
-        device="cuda:0",
-        name=gpu.nvml_names[0] if gpu.nvml_names else gpu.name,
-        memory_bytes=size,
-        free_bytes=size,
-        cores=host.cores,
-        host_memory_bytes=host.host_memory_bytes,
-        capability=gpu.capability,
-        arithmetic=tuple(gpu.peak_tflops) if gpu.capability is None else None,
-        cxx=host.cxx,
-        versions={"triton": "assumed", **host.versions},  # part of each build of torch for CUDA or ROCm
-    )
-
-
 def device_of_memory(memory_bytes: int) -> Hardware:
     """Return the hardware of this host with an otherwise unknown GPU of this size, Ampere or newer."""
     unknown = {"name": f"a GPU of {memory_bytes / GIB:.1f} GiB", "capability": (8, 0), "arithmetic": None}
-    return hypothetical(gpus()[0], memory_bytes=memory_bytes).model_copy(update=unknown)
+    return gpus()[0].hardware(memory_bytes=memory_bytes).model_copy(update=unknown)
 
 
 @functools.cache

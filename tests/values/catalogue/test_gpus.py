@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from autotune.cli.main import app
 from autotune.errors import InputError
 from autotune.units import GIB
-from autotune.values.catalogue import device_of_memory, gpu_named, gpu_of, gpus, hypothetical
+from autotune.values.catalogue import device_of_memory, gpu_named, gpu_of, gpus
 
 TABLE = gpus()
 
@@ -89,13 +89,13 @@ def test_a_local_device_is_recognised_by_its_drivers_name_and_not_taken_for_anot
 
 def test_a_hypothetical_device_is_idle_and_computes_as_the_table_says():
     for gpu in TABLE:
-        hardware = hypothetical(gpu)
+        hardware = gpu.hardware()
         assert (hardware.kind, hardware.device, hardware.capability) == ("cuda", "cuda:0", gpu.capability)
         assert hardware.memory_bytes == hardware.free_bytes == gpu.memory_bytes
         assert (hardware.has_bf16, hardware.has_tf32) == ("bf16" in gpu.peak_tflops, "tf32" in gpu.peak_tflops)
         assert gpu_of(hardware.name) == gpu
         assert {"torch", "transformers", "triton"} <= set(hardware.versions)
-    assert hypothetical(gpu_named("a100-80gb"), memory_bytes=20 * GIB).free_bytes == 20 * GIB
+    assert gpu_named("a100-80gb").hardware(memory_bytes=20 * GIB).free_bytes == 20 * GIB
 
 
 def test_a_size_alone_is_a_device_that_has_bf16():
