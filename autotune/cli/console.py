@@ -6,7 +6,6 @@ used, as they are slow to import. Values are passed on as text, which the fields
 
 import contextlib
 import functools
-import importlib
 import inspect
 import logging
 import os
@@ -155,17 +154,17 @@ def given(context: typer.Context) -> dict[str, Any]:
 
 
 @functools.cache
-def _made(module: str, name: str, *, of_script: bool) -> tuple[Any, ...]:
-    """Return typer's options for the fields of a class; `of_script` leaves out those that a script decides."""
+def _made(name: str, *, of_script: bool) -> tuple[Any, ...]:
+    """Return typer's options for a class of `planning.options`; `of_script` leaves out those that a script decides."""
     from pydantic import NonNegativeInt, PositiveInt
 
-    from autotune.planning.options import fields_by_name
+    from autotune.planning import options
 
     decided: Collection[str] = ()
     if of_script:
         from autotune.planning.user_code import DECIDED_BY_CODE as decided
     listed = []
-    for option, field in fields_by_name(getattr(importlib.import_module(module), name)).items():
+    for option, field in options.fields_by_name(getattr(options, name)).items():
         if option in decided:
             continue
         is_flag, word = field.annotation is bool, option.replace("_", "-")
@@ -200,12 +199,12 @@ def _made(module: str, name: str, *, of_script: bool) -> tuple[Any, ...]:
     return tuple(typer.main.get_command(app).params)
 
 
-def taking(module: str, name: str, *, of_script: bool = False) -> type[typer.core.TyperCommand]:
+def taking(name: str, *, of_script: bool = False) -> type[typer.core.TyperCommand]:
     """Return a class of commands that have, beside their own options, those that `_made` makes of a class."""
 
     class Command(typer.core.TyperCommand):
         def get_params(self, ctx: Any) -> list[Any]:
-            return [*_made(module, name, of_script=of_script), *super().get_params(ctx)]
+            return [*_made(name, of_script=of_script), *super().get_params(ctx)]
 
         def format_options(self, ctx: Any, formatter: Any) -> None:
             """Write the help of arguments and options by group; a command's own options are about its output."""

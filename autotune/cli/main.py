@@ -73,13 +73,13 @@ def root(
         context.fail("Missing command.")
 
 
-app.command(cls=taking("autotune.planning.options", "SearchOptions"))(search.find)
+app.command(cls=taking("SearchOptions"))(search.find)
 app.command()(search.resume)
-app.command(cls=taking("autotune.estimates.request", "EstimateOptions"))(search.estimate)
+app.command(cls=taking("EstimateOptions"))(search.estimate)
 for _command in (reports.models, reports.gpus, reports.spaces, reports.doctor):
     app.command()(_command)
 app.command(
-    cls=taking("autotune.planning.options", "SearchOptions", of_script=True),
+    cls=taking("SearchOptions", of_script=True),
     context_settings={"allow_interspersed_args": False},  # words after the first are of the script's command line
 )(search.script)
 for _command in (reports.report, reports.explain, reports.compare, reports.export):

@@ -161,8 +161,7 @@ def estimate(context: typer.Context, quiet: Quiet = False, as_json: Json = False
     """
     with console.stderr(quiet=quiet or not sys.stderr.isatty()).status("tracing the model"):
         from autotune.estimates.estimate import report, shortfall
-        from autotune.estimates.request import EstimateOptions
-        from autotune.planning.options import options_of
+        from autotune.planning.options import EstimateOptions, options_of
 
         found = report(options_of(EstimateOptions, console.given(context)))
         from autotune.output.estimate_table import estimate_table

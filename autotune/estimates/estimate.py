@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from autotune.cost.profile import REFERENCE, Profile
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates import report as reports
 from autotune.estimates import request
 from autotune.estimates.fitting import nothing_fits, would_fit
 from autotune.estimates.forecast import Forecast, Question
-from autotune.estimates.many_devices import host_memory, network_for, spread
-from autotune.estimates.vllm import vllm_note
-from autotune.planning.options import options_of, takes_options
+from autotune.estimates.many_devices import spread
+from autotune.planning.options import EstimateOptions, options_of, takes_options
 from autotune.space.knobs import changes, in_words, make_point
 from autotune.space.space import LOADING, SearchSpace
 from autotune.training import resolve
 from autotune.units import show_memory
 from autotune.values.catalogue import gpus
 from autotune.values.config import Allowance, Precision, TrainConfig
-from autotune.values.estimate import CostEstimate
+from autotune.values.estimate import CostEstimate, MemoryBreakdown
 from autotune.values.workload import Workload
 
 # Knobs that a note names where they aren't given: those that decide most of memory and time.
@@ -46,14 +46,14 @@ RANKED = (
 _PARAMETERS = ("precision", "tf32", "optim", "checkpointing", "adapter")
 
 
-def report(options: request.EstimateOptions) -> reports.Report:
+def report(options: EstimateOptions) -> reports.Report:
     """Return the estimate that `options` ask for, or raise a NothingFitsError if a ranking has nothing that fits.
 
     A single configuration that doesn't fit is no error here: its report says so (see `shortfall`).
     """
     request.check(options)
     point = options.point
-    target = None if options.gpu == "all" else request.with_packages(request.target_of(options), point)
+    target = None if options.gpu == "all" else request.target_of(options).with_packages(point)
     workload, said = request.workload_of(options, "cuda" if target is None else target.device.hardware.kind)
     if options.tokens is not None:
         reports.tokens_per_sample(workload)
@@ -62,12 +62,12 @@ def report(options: request.EstimateOptions) -> reports.Report:
         return survey(question, said)
     if options.devices > 1 and not request.WAY & point.keys():
         return spread(question, target, (*target.notes, *said))
-    forecast = question.forecast(target, network=network_for(options, target, options.devices))
+    forecast = question.forecast(target, question.network(target))
     notes = (*target.notes, *said)
     return _configuration(question, forecast, notes) if point else ranking(question, forecast, notes)
 
 
-@takes_options(request.EstimateOptions, only=_ASKED)
+@takes_options(EstimateOptions, only=_ASKED)
 def estimate(
     model: str | None = None, *, config: TrainConfig, workload: Workload | None = None, **options: Any
 ) -> CostEstimate:
@@ -90,9 +90,9 @@ def estimate(
     if not isinstance(workload, Workload | None):
         raise InputError(f"estimate: workload: expected a Workload, not {type(workload).__name__}")
     name = model or (workload.model.reference if workload else "")
-    asked = options_of(request.EstimateOptions, {**options, "model": name, "devices": config.parallelism.world_size})
+    asked = options_of(EstimateOptions, {**options, "model": name, "devices": config.parallelism.world_size})
     request.check(asked)
-    target = request.with_packages(request.target_of(asked), make_point(config))
+    target = request.target_of(asked).with_packages(make_point(config))
     said: tuple[str, ...] = ()
     if workload is None:
         workload, said = request.workload_of(asked, target.device.hardware.kind)
@@ -100,15 +100,15 @@ def estimate(
         raise InputError(f"estimate: {given[0]} is part of the workload")
     elif model is not None and resolve.resolve(model).name != workload.model.name:
         raise InputError(f"estimate: model {model!r} is not that of the workload, {workload.model.name}")
-    network = network_for(asked, target, config.parallelism.world_size)
-    forecast = Question.of(asked, workload).forecast(target, network=network)
+    question = Question.of(asked, workload)
+    forecast = question.forecast(target, question.network(target))
     _check_possible(forecast, config)
     found = forecast.estimate(config)
     return found.model_copy(update={"notes": (*target.notes, *said, *forecast.basis(config), *found.notes)})
 
 
 def _check_possible(forecast: Forecast, config: TrainConfig) -> None:
-    if reason := request.refusal(forecast.plan, config):
+    if reason := forecast.plan.refusal(config):
         raise InputError(f"not possible on {forecast.device.name}: {reason}")
 
 
@@ -129,7 +129,7 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
         said.append(f"not given, so as by default: {', '.join(rest)} (--fix)")
     halved = config.model_copy(update={"precision": Precision.PURE_BF16})
     is_adapted = config.adapter is not None and config.quantization is None
-    if is_adapted and config.precision in ("bf16", "fp16") and request.refusal(plan, halved) is None:
+    if is_adapted and config.precision in ("bf16", "fp16") and plan.refusal(halved) is None:
         said.append(f"with {config.precision} the frozen weights stay in fp32; precision=pure_bf16 halves them")
     if loading := [in_words(name, value) for name, value in point.items() if name in LOADING]:
         said.append(f"data loading isn't predicted: {', '.join(loading)} changes nothing here")
@@ -137,7 +137,7 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
         completions = plan.workload.samples_per_step(config)
         if told := vllm_note(found.memory, profile, forecast.device.memory_bytes, completions):
             said.append(told)
-    taken, there = host_memory(question, forecast.device.hardware, found)
+    taken, there = question.host_memory(forecast.device.hardware, found)
     host_short = None
     if there is not None and taken > there:
         host_short = f"of each node's memory it takes {show_memory(taken)}, and that has {show_memory(there)}"
@@ -155,6 +155,40 @@ def _configuration(question: Question, forecast: Forecast, notes: tuple[str, ...
         run=question.run(found),
         notes=(*said, *forecast.basis(config), *found.notes),
     )
+
+
+def vllm_note(memory: MemoryBreakdown, profile: Profile, device_bytes: int, completions: int) -> str | None:
+    """Return which shares of a device vLLM may take beside a training (TRL's `use_vllm` with `colocate`).
+
+    vLLM takes its share at the start, for weights in 16 bits and for keys and values. With sleep mode it gives both
+    back while weights are trained (TRL 1.16 has it sleep at level 2), so that the share has to leave room for the
+    weights and optimizer states alone. What vLLM computes with comes out of its share too, so the completions told are
+    the most. None: the recipe generates nothing, or no keys are kept. `memory`: of the training that generates by
+    transformers; `completions`: of a step.
+    """
+    how = profile.generation
+    if how is None or not how.cached_bytes(1):
+        return None
+    trains = max(phase.allocated_bytes for phase in memory.phases if phase.name != "generation")
+    beyond = memory.device_peak_bytes - memory.allocated_peak_bytes
+    rests = memory.weights_bytes + memory.optimizer_state_bytes + beyond
+    named = zip(profile.names, profile.made, strict=True)
+    elements = sum(group.elements for name, group in named if not group.adapter and not name.startswith(REFERENCE))
+    weights, wide = 2 * elements, 1 if profile.family.half else 2
+    cached = how.cached_bytes(how.prompt + how.completion) / wide
+
+    def share(taken: float) -> str | None:
+        rounded = int(100 * (1 - taken / device_bytes)) / 100
+        at_once = int((rounded * device_bytes - weights) / cached)
+        if at_once < 1:
+            return None
+        held = f"all {completions:,}" if at_once >= completions else f"at most {at_once:,} of {completions:,}"
+        return f"up to {rounded:.2f}, which holds {held} completions at once"
+
+    beside, asleep = share(trains + beyond), share(rests)
+    sleeping = f"with vllm_enable_sleep_mode {asleep}" if asleep else "nor with vllm_enable_sleep_mode"
+    told = f"{beside}; {sleeping}" if beside else f"no share fits beside the training; {sleeping}"
+    return f"vllm_gpu_memory_utilization, vLLM's weights taking {show_memory(weights)}: {told}"
 
 
 def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> reports.RankingReport:
@@ -191,11 +225,11 @@ def survey(question: Question, notes: tuple[str, ...]) -> reports.DevicesReport:
     rows: list[reports.DeviceRow] = []
     tried: list[tuple[Forecast, list[TrainConfig]]] = []
     for gpu in gpus():
-        forecast = question.forecast(request.with_packages(request.table_target(gpu), question.options.point))
+        forecast = question.forecast(request.table_target(gpu).with_packages(question.options.point))
         plan, device = forecast.plan, forecast.device
         if question.options.point:
             sized = question.with_micro_batches(request.config_of(plan, question.options.point))
-            whys = [request.refusal(plan, config) for config in sized]
+            whys = [plan.refusal(config) for config in sized]
             configs = [config for config, reason in zip(sized, whys, strict=True) if reason is None]
             if not configs:
                 rows.append(reports.DeviceRow(device=device, why_not=str(whys[-1]).replace(plan.hardware.name, "it")))
@@ -234,4 +268,4 @@ def shortfall(found: reports.Report) -> NothingFitsError | None:
         return None
     if found.predicted.fits_at_all:
         return NothingFitsError(f"it does not fit the host: {found.host_short}") if found.host_short else None
-    return NothingFitsError(f"it does not fit: it {reports.miss(found.predicted, found.device)}; {found.would_fit}")
+    return NothingFitsError(f"it does not fit: it {found.predicted.miss(found.device)}; {found.would_fit}")

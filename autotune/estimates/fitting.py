@@ -16,8 +16,7 @@ from autotune.cost.model import CostModel
 from autotune.cost.profile import Profile
 from autotune.errors import NothingFitsError
 from autotune.estimates.forecast import Forecast, Profiles, with_micro_batches
-from autotune.estimates.report import Device, miss
-from autotune.estimates.request import refusal
+from autotune.estimates.report import Device
 from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import MICRO_BATCH, allowance_of, changes, differing, in_words, make_point, shown_changes
 from autotune.storage.home import read_observations
@@ -62,7 +61,7 @@ def nothing_fits(
     config = forecast.tightest(configs)
     found, nearest = forecast.predicted(config), shown_changes(changes(config, forecast.plan))
     remedy = SMALLER_EVALUATION if found.memory.phase == "evaluation" else would_fit(forecast, config, allowance, whole)
-    return NothingFitsError(f"nothing fits: {nearest} comes nearest and {miss(found, forecast.device)}; {remedy}")
+    return NothingFitsError(f"nothing fits: {nearest} comes nearest and {found.miss(forecast.device)}; {remedy}")
 
 
 def would_fit(
@@ -100,7 +99,7 @@ def larger_device(forecast: Forecast, config: TrainConfig) -> str:
     for gpu in sorted((gpu for gpu in gpus() if gpu.memory_bytes >= needed), key=lambda gpu: gpu.memory_bytes):
         there = gpu.hardware()
         hardware = there.model_copy(update={"versions": {**there.versions, **plan.hardware.versions}})
-        if refusal(plan.model_copy(update={"hardware": hardware}), config) is None:
+        if plan.model_copy(update={"hardware": hardware}).refusal(config) is None:
             return f"it fits {gpu.name} (estimate --gpu) with its {show_memory(gpu.memory_bytes)}"
     return f"it takes {show_memory(needed)}, and no GPU that can run it has that much (--devices N: several share it)"
 

@@ -27,18 +27,21 @@ from pydantic import Field
 from autotune.cost.family import Family, family_of, shape_of
 from autotune.cost.model import CostModel
 from autotune.cost.profile import Profile
-from autotune.cost.sharding import Network
+from autotune.cost.sharding import Network, network_of
 from autotune.errors import InputError, one_line
-from autotune.estimates.report import Device, Predicted, RunCost, predicted, run_cost
-from autotune.estimates.request import EstimateOptions, Target, plan_of, refusal
+from autotune.estimates.report import Device, Predicted, RunCost
+from autotune.estimates.request import Target, nodes_of, plan_of
+from autotune.planning.options import EstimateOptions
 from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import MICRO_BATCH, allowance_of
 from autotune.space.space import micro_batches
 from autotune.storage.home import read_observations, read_trace, write_trace
+from autotune.training.arguments import loading_bytes
 from autotune.training.build import describe
 from autotune.value import Value, found_value, read_value, write_value
 from autotune.values.config import Allowance, TrainConfig
 from autotune.values.estimate import CostEstimate
+from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 from autotune.values.workload import OwnCode, Workload
 
@@ -222,7 +225,20 @@ class Question:
     def allowance(self) -> Allowance:
         return self.options.allow or Allowance.OPTIMIZER
 
-    def forecast(self, target: Target, *, network: Network | None = None) -> "Forecast":
+    def network(self, target: Target) -> Network:
+        nodes, gb_s = nodes_of(self.options.devices, self.options.nodes), self.options.network_gb_s
+        hardware, host_bandwidth = target.device.hardware, target.rates.host_bandwidth
+        return network_of(hardware, self.options.devices, nodes=nodes, gb_s=gb_s, host_bandwidth=host_bandwidth)
+
+    def host_memory(self, hardware: Hardware, found: Predicted) -> tuple[int, int | None]:
+        """Return the bytes of a node's memory that offload, or FSDP at its start, takes, and those it has, if known."""
+        there = self.options.host_memory_bytes
+        if there is None and (hardware.is_cpu or hardware.driver is not None):  # the device is in this machine
+            there = hardware.host_memory_bytes
+        of_rank = max(found.host_bytes, loading_bytes(found.config, self.facts.parameters))
+        return of_rank * (self.options.devices // nodes_of(self.options.devices, self.options.nodes)), there
+
+    def forecast(self, target: Target, network: Network | None = None) -> "Forecast":
         """Return the predictions for a device, corrected by the measurements of earlier searches on it."""
         plan = plan_of(self.workload, target.device, self.facts, self.allowance)
         observations = read_observations(plan.hardware, self.workload.model.model_type)
@@ -233,7 +249,7 @@ class Question:
     def run(self, found: Predicted) -> RunCost | None:
         """Return the cost of a run of `--tokens` with a configuration; None without `--tokens`."""
         tokens, size = self.options.tokens, self.facts.parameters
-        return None if tokens is None else run_cost(found, tokens=tokens, workload=self.workload, parameters=size)
+        return None if tokens is None else RunCost.of(found, tokens=tokens, workload=self.workload, parameters=size)
 
     def with_micro_batches(self, config: TrainConfig) -> list[TrainConfig]:
         """Return `config` with each micro-batch that is to be compared; unchanged if the user gave a micro-batch."""
@@ -258,7 +274,7 @@ class Forecast:
         return self.estimates[config]
 
     def predicted(self, config: TrainConfig) -> Predicted:
-        return predicted(config, self.estimate(config), workload=self.plan.workload, device=self.device)
+        return Predicted.of(config, self.estimate(config), workload=self.plan.workload, device=self.device)
 
     def basis(self, config: TrainConfig) -> tuple[str, ...]:
         """Return lines on the basis of a prediction: the trace, and earlier measurements."""
@@ -284,7 +300,7 @@ class Forecast:
         configs = [config.model_copy(update={MICRO_BATCH: size}) for size in range(1, share + 1) if share % size == 0]
         least = self.model.predict(configs).least_bytes.tolist()
         for candidate, bound in reversed(list(zip(configs, least, strict=True))):
-            is_legal = candidate == config or refusal(self.plan, candidate) is None
+            is_legal = candidate == config or self.plan.refusal(candidate) is None
             if is_legal and bound <= self.device.memory_bytes and self.fits(candidate):
                 return int(candidate.per_device_train_batch_size)
         return None

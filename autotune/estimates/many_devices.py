@@ -9,18 +9,17 @@ optimizer are the same for all. Sequence parallelism is compared where samples a
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.cost.sharding import WAYS, Network, network_of
+from autotune.cost.sharding import WAYS
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates.fitting import SMALLER_EVALUATION, larger_device
 from autotune.estimates.forecast import Forecast, Question
-from autotune.estimates.report import Predicted, SpreadReport, SpreadRow, miss
-from autotune.estimates.request import EstimateOptions, Target, config_of, nodes_of, refusal
+from autotune.estimates.report import Predicted, SpreadReport, SpreadRow
+from autotune.estimates.request import Target, config_of, nodes_of
 from autotune.space.knobs import in_words
 from autotune.training.arguments import loading_bytes
 from autotune.units import show_memory
 from autotune.values.catalogue import gpu_of
 from autotune.values.config import OF_DDP, Allowance, Parallelism, Scalar
-from autotune.values.hardware import Hardware
 from autotune.values.model import ModelFacts
 
 PREFIX = "parallelism."
@@ -69,26 +68,11 @@ def shown(way: Parallelism) -> str:
     return ", ".join(parts)
 
 
-def network_for(options: EstimateOptions, target: Target, devices: int) -> Network:
-    nodes, gb_s = nodes_of(devices, options.nodes), options.network_gb_s
-    hardware, host_bandwidth = target.device.hardware, target.rates.host_bandwidth
-    return network_of(hardware, devices, nodes=nodes, gb_s=gb_s, host_bandwidth=host_bandwidth)
-
-
-def host_memory(question: Question, hardware: Hardware, found: Predicted) -> tuple[int, int | None]:
-    """Return the bytes of a node's memory that offload, or FSDP at its start, takes, and those it has, where known."""
-    options, there = question.options, question.options.host_memory_bytes
-    if there is None and (hardware.is_cpu or hardware.driver is not None):  # the device is in this machine
-        there = hardware.host_memory_bytes
-    of_rank = max(found.host_bytes, loading_bytes(found.config, question.facts.parameters))
-    return of_rank * (options.devices // nodes_of(options.devices, options.nodes)), there
-
-
 def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadReport:
     """Return the ways to share a training among the devices, fastest first, or raise a NothingFitsError."""
     options, hardware = question.options, target.device.hardware
     devices, nodes = options.devices, nodes_of(options.devices, options.nodes)
-    network = network_for(options, target, devices)
+    network = question.network(target)
     point, said = options.point, list(notes)
     if "precision" not in point and question.allowance.admits(Allowance.NUMERICS) and not hardware.is_cpu:
         point["precision"] = "bf16" if hardware.has_bf16 else "fp16"
@@ -97,7 +81,7 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
     # Sharing a sample's tokens is worth a look where there are many.
     if question.workload.sequence_length < 8192 and f"{PREFIX}sequence_parallel" not in point:
         found = tuple(way for way in found if way.sequence_parallel == 1)
-    forecast = question.forecast(target, network=network)
+    forecast = question.forecast(target, network)
     refused: dict[str, list[str]] = {}
 
     def compared(ways: Sequence[Parallelism], point: Mapping[str, Scalar]) -> list[SpreadRow]:
@@ -108,7 +92,7 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
             if isinstance(chosen, str):
                 refused.setdefault(chosen, []).append(shown(way))
                 continue
-            needed, there = host_memory(question, hardware, chosen)
+            needed, there = question.host_memory(hardware, chosen)
             fits = there is None or needed <= there
             rows.append(SpreadRow(way=shown(way), predicted=chosen, host_bytes=needed, host_fits=fits))
         fitting = sorted((r for r in rows if r.fits_at_all), key=lambda r: -r.predicted.samples_per_second)
@@ -126,7 +110,7 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
         raise InputError(f"not possible on {devices} x {target.device.name}: {why}")
     if not rows[0].fits_at_all:
         nearest, host = rows[0], f"; of each node's memory it takes {show_memory(rows[0].host_bytes)}"
-        took = miss(nearest.predicted, target.device) + host * bool(nearest.host_bytes)
+        took = nearest.predicted.miss(target.device) + host * bool(nearest.host_bytes)
         text = f"nothing fits {devices} devices: {nearest.way} comes nearest and {took}"
         if nearest.predicted.memory.phase == "evaluation":
             raise NothingFitsError(f"{text}; {SMALLER_EVALUATION}")
@@ -163,7 +147,7 @@ def spread(question: Question, target: Target, notes: Sequence[str]) -> SpreadRe
         devices=devices,
         nodes=nodes,
         network_gb_s=None if nodes == 1 else network.node / 1e9,
-        host_memory_bytes=host_memory(question, hardware, rows[0].predicted)[1],
+        host_memory_bytes=question.host_memory(hardware, rows[0].predicted)[1],
         rows=tuple(rows),
         run=question.run(rows[0].predicted),
         refused={reason: tuple(names) for reason, names in refused.items()},
@@ -177,7 +161,7 @@ def _best(question: Question, forecast: Forecast, way: Parallelism, point: Mappi
     kinds = [point] if "checkpointing" in point else [{**point, "checkpointing": kind} for kind in ("none", "full")]
     bases = [config_of(plan, {**knobs, **fields}) for knobs in kinds]
     sized = [config for base in bases for config in question.with_micro_batches(base)]
-    reasons = {config: refusal(plan, config) for config in sized}
+    reasons = {config: plan.refusal(config) for config in sized}
     configs = [config for config, reason in reasons.items() if reason is None]
     if not configs:
         unequal = f"{way.data_parallel} devices don't share a global batch of {plan.workload.global_batch_size}"

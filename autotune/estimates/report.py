@@ -3,7 +3,7 @@
 `--json` prints them as they are; `autotune.output.estimate_table` draws them.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -56,6 +56,24 @@ class Predicted(Cost):
     def samples_per_second(self) -> float:
         return self.speed.samples_per_second if self.speed is not None else 0.0
 
+    @classmethod
+    def of(cls, config: TrainConfig, estimate: CostEstimate, *, workload: Workload, device: Device) -> Self:
+        speed = Speed(**{name: getattr(estimate, name) for name in Speed.model_fields})
+        return cls(
+            **{name: getattr(estimate, name) for name in Cost.model_fields},
+            config=config,
+            accumulation_steps=workload.accumulation_steps(config),
+            fits=fit(estimate.memory, device.memory_bytes),
+            chance_to_fit=chance_to_fit(estimate.memory, device.memory_bytes),
+            speed=None if device.rates is None else speed,
+        )
+
+    def miss(self, device: Device) -> str:
+        takes, ends = show_memory(self.memory.device_peak_bytes), self.memory.device_interval
+        between = f"{show_memory(ends.low)} to {show_memory(ends.high)}"
+        has = f"{device.name} has" if device.memory_bytes == device.hardware.memory_bytes else "the budget is"
+        return f"takes {takes} ({between}); {has} {show_memory(device.memory_bytes)}"
+
 
 class RunCost(Value):
     """The cost of training on a number of tokens."""
@@ -71,6 +89,30 @@ class RunCost(Value):
     hours_interval: Interval | None
     devices: int = Field(default=1, description="devices that train together")
     gpu_hours: float | None = Field(description="hours times devices")
+
+    @classmethod
+    def of(cls, predicted: Predicted, *, tokens: float, workload: Workload, parameters: int) -> Self:
+        """Return the cost of training on `tokens`, source and target together, with a configuration."""
+        tokens_per_step = workload.samples_per_step(predicted.config) * tokens_per_sample(workload)
+        hours, interval, speed = None, None, predicted.speed
+        if speed is not None and speed.tokens_per_second and (rates := speed.tokens_per_second_interval):
+            hours = tokens / speed.tokens_per_second / 3600
+            interval = Interval(low=tokens / rates.high / 3600, high=tokens / rates.low / 3600)
+        devices = predicted.config.parallelism.world_size
+        by_parameters, petaflop_s_day = 6.0 * parameters * tokens, 1e15 * 86_400
+        needed = predicted.flops_per_step / tokens_per_step * tokens
+        return cls(
+            tokens=tokens,
+            parameters=parameters,
+            flops_by_parameters=by_parameters,
+            petaflop_s_days_by_parameters=by_parameters / petaflop_s_day,
+            needed_flops=needed,
+            needed_petaflop_s_days=needed / petaflop_s_day,
+            hours=hours,
+            devices=devices,
+            gpu_hours=None if hours is None else hours * devices,
+            hours_interval=interval,
+        )
 
 
 class EstimateReport(Value):
@@ -156,18 +198,6 @@ class SpreadReport(EstimateReport):
 Report = ConfigReport | RankingReport | DevicesReport | SpreadReport
 
 
-def predicted(config: TrainConfig, estimate: CostEstimate, *, workload: Workload, device: Device) -> Predicted:
-    speed = Speed(**{name: getattr(estimate, name) for name in Speed.model_fields})
-    return Predicted(
-        **{name: getattr(estimate, name) for name in Cost.model_fields},
-        config=config,
-        accumulation_steps=workload.accumulation_steps(config),
-        fits=fit(estimate.memory, device.memory_bytes),
-        chance_to_fit=chance_to_fit(estimate.memory, device.memory_bytes),
-        speed=None if device.rates is None else speed,
-    )
-
-
 def fit(memory: MemoryBreakdown, memory_bytes: int) -> Fit:
     """Return whether a predicted peak fits in `memory_bytes`; see `Predicted.fits`."""
     if memory.device_interval.high <= memory_bytes:
@@ -185,37 +215,6 @@ def chance_to_fit(memory: MemoryBreakdown, memory_bytes: int) -> float:
     needed = memory.allocated_peak_bytes + memory.framework_bytes + 0.25 * unused
     deviation = (memory.device_interval.high - memory.device_interval.low) / (2 * Z)
     return float(below(np.array([(memory_bytes - needed) / deviation]))[0])
-
-
-def miss(found: Predicted, device: Device) -> str:
-    takes, ends = show_memory(found.memory.device_peak_bytes), found.memory.device_interval
-    between = f"{show_memory(ends.low)} to {show_memory(ends.high)}"
-    has = f"{device.name} has" if device.memory_bytes == device.hardware.memory_bytes else "the budget is"
-    return f"takes {takes} ({between}); {has} {show_memory(device.memory_bytes)}"
-
-
-def run_cost(predicted: Predicted, *, tokens: float, workload: Workload, parameters: int) -> RunCost:
-    """Return the cost of training on `tokens`, source and target together, with a configuration."""
-    tokens_per_step = workload.samples_per_step(predicted.config) * tokens_per_sample(workload)
-    hours, interval, speed = None, None, predicted.speed
-    if speed is not None and speed.tokens_per_second and (rates := speed.tokens_per_second_interval):
-        hours = tokens / speed.tokens_per_second / 3600
-        interval = Interval(low=tokens / rates.high / 3600, high=tokens / rates.low / 3600)
-    devices = predicted.config.parallelism.world_size
-    by_parameters, petaflop_s_day = 6.0 * parameters * tokens, 1e15 * 86_400
-    needed = predicted.flops_per_step / tokens_per_step * tokens
-    return RunCost(
-        tokens=tokens,
-        parameters=parameters,
-        flops_by_parameters=by_parameters,
-        petaflop_s_days_by_parameters=by_parameters / petaflop_s_day,
-        needed_flops=needed,
-        needed_petaflop_s_days=needed / petaflop_s_day,
-        hours=hours,
-        devices=devices,
-        gpu_hours=None if hours is None else hours * devices,
-        hours_interval=interval,
-    )
 
 
 def tokens_per_sample(workload: Workload) -> float:

@@ -4,36 +4,25 @@ Options that can't be used are refused by an InputError, before the model is tra
 """
 
 from collections.abc import Mapping
+from typing import Self
 
-from pydantic import PositiveFloat, PositiveInt, ValidationError
+from pydantic import ValidationError
 
 from autotune.errors import InputError
 from autotune.estimates.report import Device
 from autotune.planning import workload as workloads
-from autotune.planning.options import (
-    CHANGES,
-    LIMITS,
-    MODEL,
-    OUTPUT,
-    PLACES,
-    Bytes,
-    Count,
-    Fixed,
-    WorkloadOptions,
-    option,
-)
+from autotune.planning.options import EstimateOptions
 from autotune.planning.plan import SearchPlan
 from autotune.planning.planner import baseline_of
 from autotune.space.file import load_space
-from autotune.space.knobs import fixed_values, make_config, make_point, refused
-from autotune.space.rules import refusals
+from autotune.space.knobs import make_config, make_point, refused
 from autotune.storage.home import rates_of
 from autotune.units import show_memory
 from autotune.value import Value
 from autotune.values.budget import Budget, Effort
 from autotune.values.catalogue import Gpu, device_of_memory, gpu_named, gpu_of
-from autotune.values.config import LARGEST_BATCH, Allowance, Scalar, TrainConfig
-from autotune.values.estimate import Evaluation, Rates
+from autotune.values.config import Allowance, Scalar, TrainConfig
+from autotune.values.estimate import Rates
 from autotune.values.hardware import detect
 from autotune.values.model import FLASH_PACKAGES, ModelFacts
 from autotune.values.techniques import OPTIMIZERS
@@ -42,42 +31,8 @@ from autotune.values.workload import Workload
 # GPU whose rates order the configurations where only the memory of a device is known.
 _REFERENCE_GPU = "a100-80gb"
 
-
 # Knobs that say how several devices share a training.
 WAY = {f"parallelism.{name}" for name in ("sharding", "tensor_parallel", "sequence_parallel")}
-
-
-class EstimateOptions(WorkloadOptions):
-    """The options of an estimate."""
-
-    memory_bytes: Bytes | None = option(LIMITS, "Device memory; without --gpu some GPU of this size.", alias="memory")
-    gpu: str | None = option(PLACES, "Device of `autotune gpus` [this machine's]; the command takes all.")
-    devices: PositiveInt = option(PLACES, "Devices that share the training.", 1, le=LARGEST_BATCH)
-    nodes: PositiveInt | None = option(PLACES, "Machines that --devices are on [of 8 each].")
-    # 10^9 bytes/s, one way
-    network_gb_s: PositiveFloat | None = option(PLACES, "GB/s of a node to others [25 a device].")
-    host_memory_bytes: Bytes | None = option(PLACES, "Host memory of a node [this machine's].", alias="host_memory")
-    allow: Allowance | None = option(CHANGES, "What a ranking may change, as of find [optimizer].")
-    tokens: Count | None = option(MODEL, "Length of a run to cost, such as 20B or 300e9.")
-    eval_batch: PositiveInt | None = option(
-        MODEL, "Batch of an evaluation, which then counts [with --eval-samples 8].", le=LARGEST_BATCH
-    )
-    eval_samples: PositiveInt | None = option(MODEL, "Samples whose logits compute_metrics keeps.", le=10**9)
-    explain: bool = option(OUTPUT, "List what is alive at the peak, by module and operator.", False)
-    fix: Fixed = option(CHANGES, "KNOB=VALUE of the configuration to estimate.", ())
-
-    @property
-    def point(self) -> dict[str, Scalar]:
-        """The knobs that are given, by the names of search spaces; several devices are one of them."""
-        several = {"parallelism.world_size": self.devices} if self.devices > 1 else {}
-        return {**fixed_values(self.fix), **several}
-
-    @property
-    def evaluation(self) -> Evaluation | None:
-        if self.eval_batch is None and self.eval_samples is None:
-            return None
-        given = {} if self.eval_batch is None else {"batch": self.eval_batch}
-        return Evaluation(**given, kept_samples=self.eval_samples or 0)
 
 
 class Target(Value):
@@ -86,6 +41,25 @@ class Target(Value):
     device: Device
     rates: Rates
     notes: tuple[str, ...]
+
+    def with_packages(self, point: Mapping[str, Scalar]) -> Self:
+        """Return it with the packages that `point` needs taken as installed, unless it is this machine's device."""
+        hardware = self.device.hardware
+        optimizer = OPTIMIZERS.get(str(point.get("optim")))
+        several = str(point.get("parallelism.world_size", 1)) != "1"
+        wanted = {
+            # Several devices without a given sharding are compared under all shardings, ZeRO among them.
+            "deepspeed" if str(point.get("parallelism.sharding", "zero" * several)).startswith("zero") else None,
+            FLASH_PACKAGES.get(str(point.get("attn_implementation"))),
+            optimizer.package if optimizer is not None else None,
+        }
+        missing = sorted(name for name in wanted if name is not None and name not in hardware.versions)
+        if not missing or hardware.driver is not None or hardware.is_cpu:
+            return self
+        installed = hardware.model_copy(update={"versions": {**dict.fromkeys(missing, "assumed"), **hardware.versions}})
+        device = self.device.model_copy(update={"hardware": installed})
+        notes = (*self.notes, *(f"{name} taken as installed" for name in missing))
+        return self.model_copy(update={"device": device, "notes": notes})
 
 
 def check(options: EstimateOptions) -> None:
@@ -157,26 +131,6 @@ def table_target(gpu: Gpu, memory_bytes: int | None = None) -> Target:
     return Target(device=device, rates=rates, notes=(note,))
 
 
-def with_packages(target: Target, point: Mapping[str, Scalar]) -> Target:
-    """Return `target` with the packages that `point` needs assumed installed, unless it is this machine's device."""
-    hardware = target.device.hardware
-    optimizer = OPTIMIZERS.get(str(point.get("optim")))
-    several = str(point.get("parallelism.world_size", 1)) != "1"
-    wanted = {
-        # Several devices without a given sharding are compared under all shardings, ZeRO among them.
-        "deepspeed" if str(point.get("parallelism.sharding", "zero" * several)).startswith("zero") else None,
-        FLASH_PACKAGES.get(str(point.get("attn_implementation"))),
-        optimizer.package if optimizer is not None else None,
-    }
-    missing = sorted(name for name in wanted if name is not None and name not in hardware.versions)
-    if not missing or hardware.driver is not None or hardware.is_cpu:
-        return target
-    installed = hardware.model_copy(update={"versions": {**dict.fromkeys(missing, "assumed"), **hardware.versions}})
-    device = target.device.model_copy(update={"hardware": installed})
-    notes = (*target.notes, *(f"{name} taken as installed" for name in missing))
-    return target.model_copy(update={"device": device, "notes": notes})
-
-
 def workload_of(options: EstimateOptions, kind: str) -> tuple[Workload, tuple[str, ...]]:
     """Return the workload on a kind of device ('cuda', 'cpu'), and a line for each default that was chosen."""
     notes: list[str] = []
@@ -221,8 +175,3 @@ def config_of(plan: SearchPlan, point: Mapping[str, Scalar]) -> TrainConfig:
     if (backend := config.torch_compile_backend) not in (None, "inductor"):
         raise InputError(f"--fix compile={backend}: nothing is predicted for it; only for inductor")
     return config
-
-
-def refusal(plan: SearchPlan, config: TrainConfig) -> str | None:
-    """Return the reason why a configuration can't run on the device of `plan`."""
-    return next(refusals(config, plan.workload, plan.facts, plan.hardware), None)

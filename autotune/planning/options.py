@@ -13,15 +13,25 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
-from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, ValidationInfo
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+)
 from pydantic.fields import FieldInfo
 
 from autotune.errors import InputError, first_complaint
-from autotune.space.knobs import fixed_words, in_words, knob_named
+from autotune.space.knobs import fixed_values, fixed_words, in_words, knob_named
 from autotune.units import parse_count, parse_memory, parse_time_s
 from autotune.value import Value
 from autotune.values.budget import DEFAULT_LOSS_STEPS, LEAST_LOSS_STEPS, Effort
-from autotune.values.config import LARGEST_BATCH, LARGEST_SEED, Allowance
+from autotune.values.config import LARGEST_BATCH, LARGEST_SEED, Allowance, Scalar
+from autotune.values.estimate import Evaluation
 from autotune.values.problem import Engine, Fleet
 from autotune.values.workload import LONGEST_SAMPLE, OwnKnobs, RecipeName
 
@@ -157,6 +167,39 @@ class SearchOptions(WorkloadOptions):
         if asked and asked < LEAST_LOSS_STEPS:
             raise InputError(f"--check-loss {asked}: fewer than {LEAST_LOSS_STEPS} steps tell nothing")
         return asked if asked is not None else 0 if is_free else DEFAULT_LOSS_STEPS[self.effort]
+
+
+class EstimateOptions(WorkloadOptions):
+    """The options of an estimate."""
+
+    memory_bytes: Bytes | None = option(LIMITS, "Device memory; without --gpu some GPU of this size.", alias="memory")
+    gpu: str | None = option(PLACES, "Device of `autotune gpus` [this machine's]; the command takes all.")
+    devices: PositiveInt = option(PLACES, "Devices that share the training.", 1, le=LARGEST_BATCH)
+    nodes: PositiveInt | None = option(PLACES, "Machines that --devices are on [of 8 each].")
+    # 10^9 bytes/s, one way
+    network_gb_s: PositiveFloat | None = option(PLACES, "GB/s of a node to others [25 a device].")
+    host_memory_bytes: Bytes | None = option(PLACES, "Host memory of a node [this machine's].", alias="host_memory")
+    allow: Allowance | None = option(CHANGES, "What a ranking may change, as of find [optimizer].")
+    tokens: Count | None = option(MODEL, "Length of a run to cost, such as 20B or 300e9.")
+    eval_batch: PositiveInt | None = option(
+        MODEL, "Batch of an evaluation, which then counts [with --eval-samples 8].", le=LARGEST_BATCH
+    )
+    eval_samples: PositiveInt | None = option(MODEL, "Samples whose logits compute_metrics keeps.", le=10**9)
+    explain: bool = option(OUTPUT, "List what is alive at the peak, by module and operator.", False)
+    fix: Fixed = option(CHANGES, "KNOB=VALUE of the configuration to estimate.", ())
+
+    @property
+    def point(self) -> dict[str, Scalar]:
+        """The knobs that are given, by the names of search spaces; several devices are one of them."""
+        several = {"parallelism.world_size": self.devices} if self.devices > 1 else {}
+        return {**fixed_values(self.fix), **several}
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        if self.eval_batch is None and self.eval_samples is None:
+            return None
+        given = {} if self.eval_batch is None else {"batch": self.eval_batch}
+        return Evaluation(**given, kept_samples=self.eval_samples or 0)
 
 
 def options_of(kind: type[AnyOptions], given: Mapping[str, Any], own: OwnKnobs | None = None) -> AnyOptions:

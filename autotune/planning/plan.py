@@ -16,6 +16,7 @@ from autotune.errors import InputError, MachineError
 from autotune.planning.options import SearchOptions
 from autotune.space.file import SpaceFile
 from autotune.space.knobs import in_words, make_point
+from autotune.space.rules import refusals
 from autotune.space.space import History, SearchSpace
 from autotune.units import now, show_memory
 from autotune.value import sha256_of
@@ -130,6 +131,10 @@ class SearchPlan(Problem):
         packages = sorted(p for p in then.versions if then.versions[p] != now.versions.get(p))
         changed = ", ".join(f"{p} {then.versions[p]} is now {now.versions.get(p, 'gone')}" for p in packages)
         return [f"since the search: {changed}"] if changed else []
+
+    def refusal(self, config: TrainConfig) -> str | None:
+        """Return the reason why a configuration can't run on the device."""
+        return next(refusals(config, self.workload, self.facts, self.hardware), None)
 
     def too_large(self, config: TrainConfig) -> str | None:
         """Return how weights, gradients and optimizer states alone exceed the budget, without a trace, or None."""

@@ -7,8 +7,7 @@ import traced_once
 
 from autotune.estimates.estimate import report
 from autotune.estimates.report import Report
-from autotune.estimates.request import EstimateOptions
-from autotune.planning.options import options_of
+from autotune.planning.options import EstimateOptions, options_of
 
 GPU = "rtx-3070"  # 7.8 GiB
 

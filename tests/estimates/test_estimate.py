@@ -9,8 +9,8 @@ from autotune.cost.model import CostModel
 from autotune.cost.profiler import profile
 from autotune.errors import InputError
 from autotune.estimates.estimate import estimate
-from autotune.estimates.request import EstimateOptions, check
-from autotune.planning.options import options_of
+from autotune.estimates.request import check
+from autotune.planning.options import EstimateOptions, options_of
 from autotune.storage.home import rates_of
 from autotune.training.resolve import default_task, resolve
 from autotune.units import show_memory

@@ -25,9 +25,8 @@ from autotune.estimates import forecast as module
 from autotune.estimates.estimate import report, shortfall
 from autotune.estimates.fitting import ANSWER_FILE, FitRequest, run_fitting, would_fit
 from autotune.estimates.forecast import Forecast, Profiles, TraceRequest, Traces, run_trace, traces_left, traces_of
-from autotune.estimates.report import Device, miss
-from autotune.estimates.request import EstimateOptions
-from autotune.planning.options import options_of
+from autotune.estimates.report import Device
+from autotune.planning.options import EstimateOptions, options_of
 from autotune.space.file import load_space
 from autotune.storage.home import add_observations, rates_of
 from autotune.training.resolve import resolve
@@ -153,9 +152,9 @@ def test_if_nothing_fits_the_nearest_and_the_change_are_told(estimated, wide_lla
     told = ("a GPU has 1.04 GiB", "(--allow ", "which probably fits; as it is, it fits rtx-3070 (estimate --gpu)")
     assert all(words in text for words in told)
     found = estimated(fix=fix_in(text), **some_gpu)
-    assert "; a GPU has " in miss(found.predicted, found.device)
+    assert "; a GPU has " in found.predicted.miss(found.device)
     within = found.device.model_copy(update={"memory_bytes": 1 << 20})
-    assert miss(found.predicted, within).endswith("; the budget is 1 MiB")
+    assert found.predicted.miss(within).endswith("; the budget is 1 MiB")
     assert found.predicted.fits_at_all
 
 

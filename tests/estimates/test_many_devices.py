@@ -14,11 +14,11 @@ from autotune.cost.profile import Profile
 from autotune.errors import InputError, NothingFitsError
 from autotune.estimates.estimate import report
 from autotune.estimates.forecast import Question
-from autotune.estimates.many_devices import nodes_of, spread, ways
+from autotune.estimates.many_devices import spread, ways
 from autotune.estimates.report import ConfigReport, SpreadReport
-from autotune.estimates.request import EstimateOptions, check, target_of, with_packages
+from autotune.estimates.request import check, nodes_of, target_of
 from autotune.output.estimate_table import estimate_table
-from autotune.planning.options import options_of
+from autotune.planning.options import EstimateOptions, options_of
 from autotune.units import GIB
 from autotune.values.config import Parallelism
 
@@ -50,7 +50,7 @@ def spread_over(**fields) -> SpreadReport:
     versions = {**hardware.versions, **VERSIONS}  # a transformers that has all ways
     device = target.device.model_copy(update={"hardware": hardware.model_copy(update={"versions": versions})})
     target = target.model_copy(update={"device": device})
-    return spread(question, with_packages(target, options.point), ())
+    return spread(question, target.with_packages(options.point), ())
 
 
 @pytest.fixture(scope="module")

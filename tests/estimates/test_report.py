@@ -5,7 +5,7 @@ from factories import make_config, make_gpu, make_workload
 from pydantic import TypeAdapter
 
 from autotune.errors import InputError
-from autotune.estimates.report import Device, Report, chance_to_fit, fit, predicted, run_cost
+from autotune.estimates.report import Device, Predicted, Report, RunCost, chance_to_fit, fit
 from autotune.values.estimate import CostEstimate, MemoryBreakdown
 from autotune.values.model import Task
 from autotune.values.trial import Interval
@@ -76,11 +76,11 @@ def found(rates: str | None = "a data sheet"):
     )  # fmt: skip
     hardware = make_gpu()
     device = Device(name="a100-80gb", hardware=hardware, memory_bytes=hardware.memory_bytes, rates=rates)
-    return predicted(make_config(16), estimate, workload=make_workload(), device=device)
+    return Predicted.of(make_config(16), estimate, workload=make_workload(), device=device)
 
 
 def cost(of=None, **fields):
-    return run_cost(of or found(), **{"tokens": 1e9, "parameters": 1000, "workload": make_workload(), **fields})
+    return RunCost.of(of or found(), **{"tokens": 1e9, "parameters": 1000, "workload": make_workload(), **fields})
 
 
 def test_a_run_takes_six_flop_for_each_parameter_and_token_or_those_of_its_steps():

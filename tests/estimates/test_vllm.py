@@ -5,7 +5,7 @@ from factories import GIB
 from profiles import make_group, make_profile
 
 from autotune.cost.profile import REFERENCE, Completions
-from autotune.estimates.vllm import vllm_note
+from autotune.estimates.estimate import vllm_note
 from autotune.values.estimate import MemoryBreakdown, Phase
 from autotune.values.trial import Interval
 

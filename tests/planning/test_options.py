@@ -12,8 +12,7 @@ from pydantic import ValidationError
 import autotune
 from autotune.cli.main import app
 from autotune.errors import InputError
-from autotune.estimates.request import EstimateOptions
-from autotune.planning.options import SearchOptions, fields_by_name, options_of
+from autotune.planning.options import EstimateOptions, SearchOptions, fields_by_name, options_of
 from autotune.values.budget import Effort
 
 
