@@ -82,7 +82,7 @@ def memory_features(parts: Components, unused: float, *, compiled: float = 0.0) 
     }
 
 
-_FEATURES = {name: knob for name, knob in KNOBS.items() if knob.knob.feature is not None}
+_FEATURES = {name: knob for name, knob in KNOBS.items() if knob.feature is not None}
 _featured = attrgetter(*_FEATURES)
 
 

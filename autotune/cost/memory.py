@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.cost.family import workspace_bytes
-from autotune.cost.optimizers import optimizer, state_sizes
+from autotune.cost.optimizers import optimizer
 from autotune.cost.profile import LAYER_NUMBER, REFERENCE, Profile, Storages, Vector, total_bytes
 from autotune.cost.reserve import Held, held_bytes
 from autotune.cost.sharding import NCCL_BYTES, WAYS, Share, Spread, buckets_of, share_of
@@ -334,7 +334,7 @@ class Footprint:
         for module, group in parameters:
             yield _Tensor("weights", module, "parameter", group.nbytes)
             if group.trained:
-                yield _Tensor("optimizer states", module, optim, sum(state_sizes(optim, group)[0]))
+                yield _Tensor("optimizer states", module, optim, sum(optimizer(optim).state_sizes(group)[0]))
         if phase == "forward and backward":  # what the operators made
             storages = profile.storages
             activations, temporaries, gradients, fresh = storages.alive.transpose(1, 0, 2)

@@ -36,7 +36,7 @@ _COMPILED = (
 
 # All that decides which formula predicts a configuration; the micro-batch is its variable.
 kind_of: Callable[[TrainConfig], tuple[object, ...]] = attrgetter(
-    *(name for name, (knob, _) in KNOBS.items() if knob.is_traced and name != "per_device_train_batch_size")
+    *(name for name, knob in KNOBS.items() if knob.is_traced and name != "per_device_train_batch_size")
 )
 
 

@@ -45,6 +45,77 @@ class Optimizer:
     # 29 ms fused, 146 ms in a loop, 251 ms in bitsandbytes' 32 bits and 539 ms in its 8 bits.
     cpu_cost: float = 1.0
 
+    def state_bytes(self, groups: Sequence[ParameterGroup]) -> tuple[int, int]:
+        """Return the bytes of its states: those of torch's allocator, and those that are paged."""
+        resident = paged = 0.0
+        for group in (g for g in groups if g.trained):
+            here, beyond = self.state_sizes(group)
+            resident += group.count * sum(here)
+            paged += group.count * sum(beyond)
+        return int(resident), int(paged)
+
+    def state_sizes(self, group: ParameterGroup) -> tuple[list[float], list[float]]:
+        """Return the bytes of each tensor that is stored for one parameter: in torch's allocator, and paged."""
+        kept = list[float]()
+        if self.projection and len(group.shape) == 2 and not group.embedding:
+            narrow, wide = sorted(group.shape)
+            rank = min(128, narrow)  # by the Trainer's default
+            is_view = self.projection == "singular" and group.element_bytes == 4
+            kept = [group.element_bytes * narrow * (narrow if is_view else rank)]
+            group = group.model_copy(update={"shape": (wide, rank)})
+        elements = group.elements
+        if self.temporaries == "adafactor":
+            if len(group.shape) < 2:
+                return [4.0 * elements], []
+            return [*kept, 4.0 * (elements // group.shape[-1]), 4.0 * (elements // group.shape[-2])], []
+        if self.width == 0:
+            states = self.states + (self.compensates and group.element_bytes < 4)
+            return [*kept, *[group.element_bytes * elements] * states], []
+        block = 128 if self.width == 0.5 else 256
+        fits = elements % block == 0 if self.torchao else not group.embedding
+        width, scales = group.element_bytes if self.torchao else 4.0, list[float]()
+        if self.width <= 1 and elements >= _MIN_8BIT_ELEMENTS and fits:
+            width, scales = self.width, [4.0 * math.ceil(elements / block)] * self.states
+        sizes = [*kept, *[width * elements] * self.states]
+        # Scales aren't paged: `torch.zeros` in bitsandbytes' init_state.
+        return (scales, sizes) if self.paged and elements >= 100_000 else (sizes + scales, [])
+
+    def temporary_bytes(self, groups: Sequence[ParameterGroup], gpu: Generation | None) -> int:
+        """Return the most memory that a step takes and gives back; `gpu`: None is a CPU."""
+        trained, sizes = [g for g in groups if g.trained], [0.0]
+        if self.temporaries == "foreach" and gpu is not None:
+            # torch/optim/adamw.py, _multi_tensor_adamw: the list exp_avg_sq_sqrt; in adagrad.py numerator and std
+            return int(self.copies * total_bytes(trained))
+        for group in trained:
+            if self.temporaries != "none":
+                copies, width = self.copies_in_loop(group)
+                held = group.count > 1 and not self.in_backward  # the last copy of the weight before
+                sizes.append((copies + held) * width * group.elements)
+                if gpu is not None and (scratch := self.mean_bytes(group, gpu)):
+                    sizes.append((copies - 1) * width * group.elements + scratch)
+            elif gpu is None and self.width:
+                # On a CPU alone bitsandbytes' kernels take, in fp32, the scaled gradient, a square root, a quotient,
+                # states that are in 8 bits and a weight that is in 16 (`bitsandbytes/backends/cpu/ops.py`).
+                in_8_bits = self.width == 1 and not group.embedding and group.elements >= _MIN_8BIT_ELEMENTS
+                copies = 3 + (self.states if in_8_bits else 0) + (group.element_bytes < 4)
+                sizes.append(copies * 4.0 * group.elements)
+        return int(max(sizes))
+
+    def mean_bytes(self, group: ParameterGroup, gpu: Generation) -> int:
+        """Return the scratch memory of a mean over the rows of a matrix, which Adafactor takes of squared gradients."""
+        is_matrix = len(group.shape) == 2 and self.temporaries == "adafactor" and not self.projection
+        return sum_bytes(group.shape[0], group.shape[1], gpu) if is_matrix else 0
+
+    def copies_in_loop(self, group: ParameterGroup) -> tuple[int, float]:
+        """Return how many copies of a parameter a loop takes for it, and the bytes of an element of each."""
+        # `_single_tensor_adamw`: the square root of exp_avg_sq and that divided by the bias correction (RMSprop and
+        # Adagrad have none). `Adafactor.step`: the squared gradient and that plus epsilon; 16-bit weights and gradients
+        # as well.
+        copies = round(self.loop_copies)
+        if self.wide_copies and group.element_bytes < 4:
+            return copies + self.wide_copies, 4.0
+        return copies, group.element_bytes
+
 
 _ADAMW = Optimizer(2, temporaries="foreach", passes=2.5, kernels=12, cpu_cost=5.0)
 _FACTORED = Optimizer(0, width=4, temporaries="adafactor", wide_copies=2, passes=4.0, kernels=25, cpu_cost=6.0)
@@ -98,79 +169,3 @@ OPTIMIZERS: dict[str, Optimizer] = {
 def optimizer(name: str) -> Optimizer:
     """Return the row of `name`: AdamW's for one that can run nowhere, until the rules refuse it."""
     return OPTIMIZERS.get(name, _ADAMW)
-
-
-def state_bytes(name: str, groups: Sequence[ParameterGroup]) -> tuple[int, int]:
-    """Return the bytes of an optimizer's states: those of torch's allocator, and those that are paged."""
-    resident = paged = 0.0
-    for group in (g for g in groups if g.trained):
-        here, beyond = state_sizes(name, group)
-        resident += group.count * sum(here)
-        paged += group.count * sum(beyond)
-    return int(resident), int(paged)
-
-
-def state_sizes(name: str, group: ParameterGroup) -> tuple[list[float], list[float]]:
-    """Return the bytes of each tensor that is stored for one parameter: in torch's allocator, and paged."""
-    row, kept = optimizer(name), list[float]()
-    if row.projection and len(group.shape) == 2 and not group.embedding:
-        narrow, wide = sorted(group.shape)
-        rank = min(128, narrow)  # by the Trainer's default
-        is_view = row.projection == "singular" and group.element_bytes == 4
-        kept = [group.element_bytes * narrow * (narrow if is_view else rank)]
-        group = group.model_copy(update={"shape": (wide, rank)})
-    elements = group.elements
-    if row.temporaries == "adafactor":
-        if len(group.shape) < 2:
-            return [4.0 * elements], []
-        return [*kept, 4.0 * (elements // group.shape[-1]), 4.0 * (elements // group.shape[-2])], []
-    if row.width == 0:
-        states = row.states + (row.compensates and group.element_bytes < 4)
-        return [*kept, *[group.element_bytes * elements] * states], []
-    block = 128 if row.width == 0.5 else 256
-    fits = elements % block == 0 if row.torchao else not group.embedding
-    width, scales = group.element_bytes if row.torchao else 4.0, list[float]()
-    if row.width <= 1 and elements >= _MIN_8BIT_ELEMENTS and fits:
-        width, scales = row.width, [4.0 * math.ceil(elements / block)] * row.states
-    sizes = [*kept, *[width * elements] * row.states]
-    # Scales aren't paged: `torch.zeros` in bitsandbytes' init_state.
-    return (scales, sizes) if row.paged and elements >= 100_000 else (sizes + scales, [])
-
-
-def temporary_bytes(name: str, groups: Sequence[ParameterGroup], gpu: Generation | None) -> int:
-    """Return the most memory that an optimizer's step takes and gives back; `gpu`: None is a CPU."""
-    row, trained, sizes = optimizer(name), [g for g in groups if g.trained], [0.0]
-    if row.temporaries == "foreach" and gpu is not None:
-        # torch/optim/adamw.py, _multi_tensor_adamw: the list exp_avg_sq_sqrt; in adagrad.py numerator and std
-        return int(row.copies * total_bytes(trained))
-    for group in trained:
-        if row.temporaries != "none":
-            copies, width = loop_copies(name, group)
-            held = group.count > 1 and not row.in_backward  # the last copy of the weight before
-            sizes.append((copies + held) * width * group.elements)
-            if gpu is not None and (scratch := mean_bytes(name, group, gpu)):
-                sizes.append((copies - 1) * width * group.elements + scratch)
-        elif gpu is None and row.width:
-            # On a CPU alone bitsandbytes' kernels take, in fp32, the scaled gradient, a square root, a quotient, states
-            # that are in 8 bits and a weight that is in 16 (`bitsandbytes/backends/cpu/ops.py`).
-            in_8_bits = row.width == 1 and not group.embedding and group.elements >= _MIN_8BIT_ELEMENTS
-            copies = 3 + (row.states if in_8_bits else 0) + (group.element_bytes < 4)
-            sizes.append(copies * 4.0 * group.elements)
-    return int(max(sizes))
-
-
-def mean_bytes(name: str, group: ParameterGroup, gpu: Generation) -> int:
-    """Return the scratch memory of a mean over the rows of a matrix, which Adafactor takes of squared gradients."""
-    row = optimizer(name)
-    is_matrix = len(group.shape) == 2 and row.temporaries == "adafactor" and not row.projection
-    return sum_bytes(group.shape[0], group.shape[1], gpu) if is_matrix else 0
-
-
-def loop_copies(name: str, group: ParameterGroup) -> tuple[int, float]:
-    """Return how many copies of a parameter a loop takes for it, and the bytes of an element of each."""
-    # `_single_tensor_adamw`: the square root of exp_avg_sq and that divided by the bias correction (RMSprop and Adagrad
-    # have none). `Adafactor.step`: the squared gradient and that plus epsilon; 16-bit weights and gradients as well.
-    row, copies = optimizer(name), round(optimizer(name).loop_copies)
-    if row.wide_copies and group.element_bytes < 4:
-        return copies + row.wide_copies, 4.0
-    return copies, group.element_bytes

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autotune.cost.family import Generation, sum_bytes, workspace_bytes
-from autotune.cost.optimizers import loop_copies, mean_bytes, optimizer, state_sizes
+from autotune.cost.optimizers import optimizer
 from autotune.cost.profile import ForwardPass, ParameterGroup, Profile, Storages
 from autotune.values.estimate import Evaluation
 
@@ -297,15 +297,15 @@ class _Run:  # a training, as the allocator sees it
 
     def _make_states(self, trained: Sequence[ParameterGroup]) -> None:
         for group in trained:
-            self._states += map(self.allocator.allocate, state_sizes(self._optim, group)[0])
+            self._states += map(self.allocator.allocate, self._row.state_sizes(group)[0])
 
     def _loop(self, trained: Sequence[ParameterGroup]) -> None:
         before: list[Block] = []
         for group in trained:
-            copies, width = loop_copies(self._optim, group)
+            copies, width = self._row.copies_in_loop(group)
             blocks = [self.allocator.allocate(group.elements * width) for _ in range(copies)]
             self.allocator.release(*before)
-            if (scratch := mean_bytes(self._optim, group, self._generation)) > 0:
+            if (scratch := self._row.mean_bytes(group, self._generation)) > 0:
                 self.allocator.release(blocks.pop(0))  # the squared gradient, of which there is a sum now
                 self.allocator.release(self.allocator.allocate(scratch))
             self.allocator.release(*blocks[:-1])

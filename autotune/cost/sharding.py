@@ -24,7 +24,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from autotune.cost.family import Family
-from autotune.cost.optimizers import optimizer, state_bytes, temporary_bytes
+from autotune.cost.optimizers import optimizer
 from autotune.cost.profile import ParameterGroup, Profile, Vector, total_bytes
 from autotune.cost.reserve import Buckets
 from autotune.training.arguments import ZERO_BUCKET_ELEMENTS
@@ -114,7 +114,7 @@ def share_of(profile: Profile, optim: str, spread: Spread, *, accumulated: bool)
         return _fsdp(profile, optim, spread, way, accumulated=accumulated)
     if way.engine == "deepspeed":
         return _deepspeed(profile, optim, spread, way)
-    states, paged = state_bytes(optim, profile.parameters)
+    states, paged = optimizer(optim).state_bytes(profile.parameters)
     gradients, at_once = float(profile.gradients_bytes), optimizer(optim).in_backward
     buckets = gradients if spread.parallelism.data_parallel > 1 else 0.0  # DDP's are a copy of all gradients
     if at_once:
@@ -127,7 +127,7 @@ def share_of(profile: Profile, optim: str, spread: Spread, *, accumulated: bool)
         gradients=gradients,
         gradient_share=1.0,
         accumulated=0.0 if at_once else gradients,
-        stepping=temporary_bytes(optim, profile.parameters, profile.family.gpu),
+        stepping=optimizer(optim).temporary_bytes(profile.parameters, profile.family.gpu),
         forward_buffers=buckets,
         loss_buffers=buckets,
         backward_buffers=buckets,
@@ -148,9 +148,9 @@ def buckets_of(config: TrainConfig, family: Family) -> Buckets | None:
 
 def _fsdp(profile: Profile, optim: str, spread: Spread, way: Way, *, accumulated: bool) -> Share:
     local = stepped(profile, spread)
-    states, paged = state_bytes(optim, local)
+    states, paged = optimizer(optim).state_bytes(local)
     gradients = total_bytes(local, trained=True)
-    stepping = temporary_bytes(optim, local, profile.family.gpu)
+    stepping = optimizer(optim).temporary_bytes(local, profile.family.gpu)
     # Whole weights that are there when the loss is computed, and in the backward pass of a layer. The unit of norm and
     # head, without an embedding table that isn't the head as well, is not given back after the forward pass, in which
     # there is also the message of the unit that came last; in the backward pass the next layer is fetched ahead. With a
@@ -200,9 +200,9 @@ def _deepspeed(profile: Profile, optim: str, spread: Spread, way: Way) -> Share:
     ranks, gathers = spread.parallelism.sharding_ranks, way.weights
     width = profile.gradients_bytes / max(1, profile.trained_elements)
     (master,) = stepped(profile, spread)  # in addition to the 16-bit weights
-    states, paged = state_bytes(optim, [master])
+    states, paged = optimizer(optim).state_bytes([master])
     partition = 4.0 * master.elements
-    temporaries = temporary_bytes(optim, [master], profile.family.gpu)
+    temporaries = optimizer(optim).temporary_bytes([master], profile.family.gpu)
     # Stages 1 and 2 have two messages, one that is filled while the other is sent (`overlap_comm`). On a CPU one takes
     # memory as it is filled; stages 2 and 3 send a copy (`cat`), of which gloo's reduce-scatter makes another.
     trained = max(1.0, float(profile.gradients_bytes))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.cost.optimizers import optimizer, state_bytes
+from autotune.cost.optimizers import optimizer
 from autotune.cost.profile import CONTRACTION, FUSED_ATTENTION, TRANSFER, VIEW, ParameterGroup, Profile, Vector
 from autotune.cost.sharding import Network, Spread, exposed_seconds, host_seconds, stepped
 from autotune.values.config import Precision
@@ -228,7 +228,7 @@ def optimizer_seconds(profile: Profile, rates: Rates, optim: str) -> float:
     row, on_cpu, trained = optimizer(optim), profile.family.device == "cpu", profile.gradients_bytes
     clipping = 3.0 * trained  # the norm reads them, scaling reads and writes
     # Weights are read and written, gradients read, states read and written.
-    fused = 3.0 * trained + 2.0 * sum(state_bytes(optim, profile.parameters))
+    fused = 3.0 * trained + 2.0 * sum(optimizer(optim).state_bytes(profile.parameters))
     tensors = sum(g.count for g in profile.parameters if g.trained)
     kernels = tensors * (row.kernels if on_cpu or row.temporaries in ("loop", "adafactor") else 0.2)
     return (clipping + (row.cpu_cost if on_cpu else row.passes) * fused) / rates.bandwidth + kernels * rates.launch_s

@@ -161,7 +161,7 @@ def lost_arguments(result: ResultData, said: Collection[str]) -> list[str]:
     own = {name: measured.get(name, value) for name, value in result.workload.fixed_arguments.items()}
     # Every target translates these.
     translated = {"use_liger_kernel", "torch_compile_backend", "torch_compile_mode", "dataloader_prefetch_factor"}
-    of_knobs = (n for n, (knob, _) in KNOBS.items() if knob.argument == "unless default" and n not in translated)
+    of_knobs = (n for n, knob in KNOBS.items() if knob.argument == "unless default" and n not in translated)
     plain = {**own, **{name: measured[name] for name in of_knobs if name in measured}}
     given = {n: value for n, value in plain.items() if n not in said and n not in DEFAULTS}
     usual = _default_arguments() if given else ()

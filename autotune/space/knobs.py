@@ -155,7 +155,7 @@ def _differences(config: TrainConfig, problem: Problem) -> Iterator[tuple[str, A
     baseline, hardware = problem.baseline, problem.hardware
     rounds = effective_tf32(config, hardware) != effective_tf32(baseline, hardware)  # a compiler switches it on
     values = zip(KNOBS.items(), knob_values(baseline), knob_values(config), strict=True)
-    for (name, (knob, _)), before, after in values:
+    for (name, knob), before, after in values:
         if before != after:
             change = Difference(before, after, problem.facts, config.precision, config.is_adapted, rounds)
             yield name, before, after, Allowance(knob.allowance(change) if callable(knob.allowance) else knob.allowance)
@@ -171,7 +171,7 @@ def shown_changes(changed: Iterable[Change]) -> str:
 
 
 def short_name(knob: str) -> str:
-    short = KNOBS[knob].knob.short if knob in KNOBS else None
+    short = KNOBS[knob].short if knob in KNOBS else None
     return short or knob.removeprefix(OWN)
 
 
@@ -186,8 +186,10 @@ class KnobOption(NamedTuple):
 @functools.cache
 def knobs() -> tuple[KnobOption, ...]:
     found = []
-    for name, (knob, field) in KNOBS.items():
-        found.append(KnobOption(name, knob.short or name.replace("_", "-"), NoneType in get_args(field.annotation)))
+    for name, knob in KNOBS.items():
+        found.append(
+            KnobOption(name, knob.short or name.replace("_", "-"), NoneType in get_args(knob.field.annotation))
+        )
         if name == "adapter":  # and the fields that some kinds of adapters have
             found += [KnobOption(own, _hyphened(own)) for own in _OF_ADAPTERS]
     return tuple(found)

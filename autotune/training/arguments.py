@@ -80,8 +80,8 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
         "per_device_train_batch_size": config.per_device_train_batch_size,
         "gradient_accumulation_steps": workload.accumulation_steps(config),
     }
-    for name, (knob, field) in _ONE_TO_ONE.items():
-        if knob.argument == "always" or getattr(config, name) != field.default:
+    for name, knob in _ONE_TO_ONE.items():
+        if knob.argument == "always" or getattr(config, name) != knob.field.default:
             arguments[name] = getattr(config, name)
     arguments |= {
         "bf16": config.mixed_precision == "bf16",
@@ -291,7 +291,7 @@ _HARNESS: dict[str, Any] = {
     "dataloader_drop_last": True,
 }
 
-_ONE_TO_ONE = {name: known for name, known in KNOBS.items() if known.knob.argument is not None}
+_ONE_TO_ONE = {name: known for name, known in KNOBS.items() if known.argument is not None}
 
 # Defaults of TrainingArguments (a test compares them) that a configuration needn't name.
 _DEFAULTS: dict[str, Any] = {
@@ -303,7 +303,7 @@ _DEFAULTS: dict[str, Any] = {
     "activation_checkpointing_kwargs": None,
     "torch_compile": False,
     **dict.fromkeys(("fsdp", "fsdp_config", "deepspeed")),
-    **{name: field.default for name, (knob, field) in _ONE_TO_ONE.items() if knob.argument == "unless default"},
+    **{name: knob.field.default for name, knob in _ONE_TO_ONE.items() if knob.argument == "unless default"},
 }
 
 # TrainingArguments that the search decides. A baseline's values for these become its TrainConfig.

@@ -188,7 +188,7 @@ def baseline_config(
         loading = _in_text_or_file(loading)
     if devices > 1 and isinstance(loading, dict) and loading.get("split_batches"):
         raise InputError(f"{source}: split_batches deals a micro-batch out to all devices; remove it")
-    is_said = {name: known.knob.argument == "always" for name, known in KNOBS.items() if known.knob.argument}
+    is_said = {name: known.argument == "always" for name, known in KNOBS.items() if known.argument}
     as_given = {name: value for name, value in given.items() if name in is_said and (value or is_said[name])}
     each = TRAINER_MICRO_BATCH if global_batch is None else global_batch // devices
     divisors = [size for size in range(least, each + 1) if each % size == 0]

@@ -5,13 +5,12 @@ Code that exports, names, predicts or shows knobs reads this metadata instead of
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field, PositiveInt, ValidationInfo, field_validator
-from pydantic.fields import FieldInfo
 
 from autotune.value import Value, digest_of
 from autotune.values.model import ModelFacts
@@ -60,7 +59,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Knob:
-    """Metadata of a field: all but its type, default and description."""
+    """A knob: a field and its metadata."""
 
     allowance: AllowanceName | Callable[[Difference], AllowanceName]  # class of a change, or a function that returns it
     short: str | None = None  # name in tables and on the command line; None: the field's name with hyphens
@@ -72,19 +71,12 @@ class Knob:
     # Name of the feature of the time model's correction that the value switches on: with {} for a value that isn't the
     # field's default, or a function of the value.
     feature: str | Callable[[Any], str | None] | None = None
-
-
-class KnobField(NamedTuple):
-    """A knob and its field."""
-
-    knob: Knob
-    field: FieldInfo
+    field: Any = None  # pydantic's, of the same name; in `KNOBS` alone
 
     def feature_of(self, value: Any) -> str | None:
-        named = self.knob.feature
-        if callable(named):
-            return named(value)
-        return None if named is None or value == self.field.default else named.format(value)
+        if callable(self.feature):
+            return self.feature(value)
+        return None if self.feature is None or value == self.field.default else self.feature.format(value)
 
 
 def _of_split(change: Difference) -> AllowanceName:
@@ -375,8 +367,8 @@ _FIELDS = {name: field for name, field in TrainConfig.model_fields.items() if na
 _FIELDS |= {f"parallelism.{name}": field for name, field in Parallelism.model_fields.items()}
 assert set(_FIELDS) == set(_KNOBS), "a field without its Knob, or the other way round"
 
-# Every knob by its name, with its field, in the order of `TrainConfig`; those of `Parallelism` as "parallelism.NAME".
-KNOBS = {name: KnobField(_KNOBS[name], field) for name, field in _FIELDS.items()}
+# Every knob by its name, in the order of `TrainConfig`; those of `Parallelism` as "parallelism.NAME".
+KNOBS = {name: replace(_KNOBS[name], field=field) for name, field in _FIELDS.items()}
 
 # Returns the values of a configuration's knobs, in the order of `KNOBS`.
 knob_values: Callable[[TrainConfig], tuple[Any, ...]] = attrgetter(*KNOBS)

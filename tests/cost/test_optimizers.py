@@ -14,7 +14,7 @@ from transformers.optimization import Adafactor
 
 from autotune.cost.memory import components, states_bytes
 from autotune.cost.optimizers import OPTIMIZERS as ROWS
-from autotune.cost.optimizers import state_bytes, temporary_bytes
+from autotune.cost.optimizers import optimizer
 from autotune.cost.sharding import share_of
 from autotune.training.build import build_model
 from autotune.training.resolve import resolve
@@ -106,14 +106,14 @@ def test_states_are_those_of_packages_where_these_are_installed(name, dtype, mon
     made = stepped(partial(getattr(pytest.importorskip(module), kind), lr=1e-3), dtype=dtype)
     if name == "grokadamw":  # it keeps its states in its groups of parameters
         made.state = made.param_groups[0]["state"]
-    assert state_bytes(name, groups_of(element_bytes=dtype.itemsize)) == (kept_bytes(made), 0)
+    assert optimizer(name).state_bytes(groups_of(element_bytes=dtype.itemsize)) == (kept_bytes(made), 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ON_A_CPU)
 def test_states_are_those_after_a_real_step(name, dtype):
     made = stepped(ON_A_CPU[name], dtype=dtype)
-    assert state_bytes(name, groups_of(element_bytes=dtype.itemsize)) == (kept_bytes(made), 0)
+    assert optimizer(name).state_bytes(groups_of(element_bytes=dtype.itemsize)) == (kept_bytes(made), 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -122,23 +122,23 @@ def test_states_are_those_after_a_real_step(name, dtype):
 )
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11
 def test_a_step_on_a_cpu_takes_the_memory_of_a_real_one(name, dtype):
-    expected = temporary_bytes(name, groups_of(element_bytes=dtype.itemsize), None)
+    expected = optimizer(name).temporary_bytes(groups_of(element_bytes=dtype.itemsize), None)
     assert taken_bytes(stepped(ON_A_CPU[name], dtype=dtype)) == pytest.approx(expected, abs=100)
 
 
 @pytest.mark.parametrize("name", ["adamw_torch", "adamw_torch_fused", "sgd", "rmsprop", "adagrad", "lion_32bit"])
 def test_the_step_of_a_single_weight_takes_no_more_than_is_said(name):
     """A loop over several still holds what the one before made."""
-    expected = temporary_bytes(name, groups_of(SHAPES[:1]), None)
+    expected = optimizer(name).temporary_bytes(groups_of(SHAPES[:1]), None)
     assert taken_bytes(stepped(ON_A_CPU[name], SHAPES[:1])) <= expected + 100
 
 
 @pytest.mark.parametrize("name", AS_ON_A_GPU)
 def test_a_step_on_a_gpu_takes_as_many_copies_as_foreach_makes_and_nothing_in_fused_kernels(name):
-    expected = temporary_bytes(name, groups_of(), "ampere")
+    expected = optimizer(name).temporary_bytes(groups_of(), "ampere")
     assert taken_bytes(stepped(AS_ON_A_GPU[name])) == pytest.approx(expected, abs=100)
     for fused in ("adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "lion_32bit"):
-        assert temporary_bytes(fused, groups_of(), "ampere") == 0
+        assert optimizer(fused).temporary_bytes(groups_of(), "ampere") == 0
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_step_on_a_gpu_takes_as_many_copies_as_foreach_makes_and_nothing_in_fu
     ],
 )
 def test_states_of_bitsandbytes_go_by_the_size_of_a_weight(name, elements, states):
-    assert state_bytes(name, [make_group(elements)]) == states
+    assert optimizer(name).state_bytes([make_group(elements)]) == states
 
 
 def test_embeddings_keep_states_in_fp32_under_8_bit_optimizers():
@@ -162,13 +162,13 @@ def test_embeddings_keep_states_in_fp32_under_8_bit_optimizers():
     made = bitsandbytes.optim.AdamW(table.parameters(), optim_bits=8)
     table.weight.grad = torch.zeros_like(table.weight)
     made.step()
-    assert state_bytes("adamw_bnb_8bit", [make_group(300, 200, embedding=True)]) == (kept_bytes(made), 0)
+    assert optimizer("adamw_bnb_8bit").state_bytes([make_group(300, 200, embedding=True)]) == (kept_bytes(made), 0)
 
 
 def test_frozen_weights_cost_an_optimizer_nothing():
     frozen = groups_of(trained=False)
-    assert state_bytes("adamw_torch", frozen) == (0, 0)
-    assert [temporary_bytes("adamw_torch", frozen, gpu) for gpu in ("ampere", None)] == [0, 0]
+    assert optimizer("adamw_torch").state_bytes(frozen) == (0, 0)
+    assert [optimizer("adamw_torch").temporary_bytes(frozen, gpu) for gpu in ("ampere", None)] == [0, 0]
 
 
 def test_states_of_t5_3b():
@@ -178,7 +178,9 @@ def test_states_of_t5_3b():
     groups = [make_group(*p.shape, embedding=id(p) in tables) for p in model.parameters()]
     parameters = sum(g.elements for g in groups)
     assert parameters == 2_851_598_336
-    wide, in_8_bits, factored = (state_bytes(name, groups) for name in ("adamw_torch", "adamw_bnb_8bit", "adafactor"))
+    wide, in_8_bits, factored = (
+        optimizer(n).state_bytes(groups) for n in ("adamw_torch", "adamw_bnb_8bit", "adafactor")
+    )
     assert wide == (22_812_786_688, 0)
     assert in_8_bits[0] / parameters == pytest.approx(2.1, abs=0.1)
     assert factored[0] / parameters < 0.02
@@ -201,7 +203,7 @@ def test_states_of_low_rank_are_those_of_the_real_classes():
         made.step()
         projection = made.state[matrix]["projector"].ortho_matrix
         kept = kept_bytes(made) + projection.untyped_storage().nbytes()
-        assert state_bytes(name, groups_of(((300, 200), (200,))))[0] == pytest.approx(kept, rel=0.001)
+        assert optimizer(name).state_bytes(groups_of(((300, 200), (200,))))[0] == pytest.approx(kept, rel=0.001)
 
 
 @pytest.mark.parametrize("name", ["lomo", "adalomo", "galore_adamw_layerwise", "apollo_adamw_layerwise"])
@@ -230,5 +232,5 @@ def test_adalomo_of_a_7b_model_in_pure_bf16_is_not_refused_on_24_gb():
 )
 def test_adafactors_mean_over_the_rows_of_a_large_matrix_takes_more_than_its_copies(rows, taken):
     weight = [make_group(rows, 512)]
-    assert temporary_bytes("adafactor", weight, "ampere") == taken
-    assert temporary_bytes("adafactor", weight, None) == 2 * 4 * rows * 512
+    assert optimizer("adafactor").temporary_bytes(weight, "ampere") == taken
+    assert optimizer("adafactor").temporary_bytes(weight, None) == 2 * 4 * rows * 512

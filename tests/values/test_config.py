@@ -26,10 +26,10 @@ def test_every_field_of_a_configuration_has_its_knob_in_the_order_of_the_fields(
 
 
 def test_an_argument_that_is_left_out_at_its_default_has_that_default_in_the_library_too():
-    arguments = {name for name, known in KNOBS.items() if known.knob.argument is not None}
+    arguments = {name for name, known in KNOBS.items() if known.argument is not None}
     assert arguments <= {*SEARCHED_ARGUMENTS} & {*USUAL}
     for name, known in KNOBS.items():
-        if known.knob.argument == "unless default":
+        if known.argument == "unless default":
             assert (USUAL[name] or None) == (known.field.default or None), name
 
 
@@ -45,7 +45,7 @@ OTHERS = {
 
 def test_configurations_that_are_traced_differently_never_share_a_prediction():
     usual = make_config()
-    traced = {name.partition(".")[0] for name, known in KNOBS.items() if known.knob.is_traced}
+    traced = {name.partition(".")[0] for name, known in KNOBS.items() if known.is_traced}
     assert traced == {"per_device_train_batch_size", *OTHERS}
     for name, value in OTHERS.items():
         assert kind_of(make_config(**{name: value})) != kind_of(usual), name
