@@ -43,6 +43,33 @@ class AttentionCall(NamedTuple):
     scale: float | None = None
     enable_gqa: bool = False  # keys and values are of groups of heads
 
+    def in_math(self) -> torch.Tensor:
+        """Attend as `_scaled_dot_product_attention_math` does, operator by operator."""
+        query, key, value, mask = self[:4]
+        given, kept = query.dtype, [*self[:3]]
+        if given in _HALF:
+            query, key, value = kept = [query.float(), key.float(), value.float()]
+        root = math.sqrt(self.scale if self.scale is not None else 1 / math.sqrt(query.shape[-1]))
+        query = query * root
+        if self.is_causal:
+            below = torch.ones((query.shape[-2], key.shape[-2]), dtype=torch.bool, device=query.device).tril()
+            mask = torch.zeros_like(below, dtype=query.dtype)
+            del below
+        if self.enable_gqa:
+            times = query.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+        scores = torch.matmul(query, key.transpose(-2, -1) * root)
+        if mask is not None:
+            scores.add_(mask)
+        shares = torch.ops.aten._safe_softmax(scores, -1)
+        del scores
+        returned = shares.to(given)
+        if self.dropout_p > 0:
+            shares = torch.native_dropout(shares, self.dropout_p, True)[0]
+        output = torch.matmul(shares, value).to(given)
+        del returned, kept  # with the output, and dropped; in fp32, until the end
+        return output
+
 
 def chosen(call: AttentionCall, generation: Generation) -> Literal["flash", "efficient", "math"]:
     query, key, value = call[:3]
@@ -88,7 +115,7 @@ def attention(recorder: Recorder, call: AttentionCall, generation: Generation | 
     if context_parallel > 1 and kernel != "flash":
         raise NotImplementedError("context parallel: torch's ring around this kernel isn't known")
     if kernel == "math":
-        return _math(call)
+        return call.in_math()
     if kernel == "flash":
         return flash(recorder, *call[:3], causal=call.is_causal, context_parallel=context_parallel)
     if mask is not None:  # for all heads: `preprocess_mask`, which copies one whose rows are no multiples of 8
@@ -108,34 +135,6 @@ def flash(recorder: Recorder, query: Any, key: Any, value: Any, *, causal: bool,
     if context_parallel > 1:
         return RingAttention.apply(query, key, value, kernel, context_parallel)[..., :width]  # type: ignore[no-untyped-call]
     return FusedAttention.apply(query, key, value, None, causal, kernel)[..., :width]  # type: ignore[no-untyped-call]
-
-
-def _math(call: AttentionCall) -> torch.Tensor:
-    """Attend as `_scaled_dot_product_attention_math` does, operator by operator."""
-    query, key, value, mask = call[:4]
-    given, kept = query.dtype, [*call[:3]]
-    if given in _HALF:
-        query, key, value = kept = [query.float(), key.float(), value.float()]
-    root = math.sqrt(call.scale if call.scale is not None else 1 / math.sqrt(query.shape[-1]))
-    query = query * root
-    if call.is_causal:
-        below = torch.ones((query.shape[-2], key.shape[-2]), dtype=torch.bool, device=query.device).tril()
-        mask = torch.zeros_like(below, dtype=query.dtype)
-        del below
-    if call.enable_gqa:
-        times = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
-    scores = torch.matmul(query, key.transpose(-2, -1) * root)
-    if mask is not None:
-        scores.add_(mask)
-    shares = torch.ops.aten._safe_softmax(scores, -1)
-    del scores
-    returned = shares.to(given)
-    if call.dropout_p > 0:
-        shares = torch.native_dropout(shares, call.dropout_p, True)[0]
-    output = torch.matmul(shares, value).to(given)
-    del returned, kept  # with the output, and dropped; in fp32, until the end
-    return output
 
 
 class Kernel(NamedTuple):

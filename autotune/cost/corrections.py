@@ -135,6 +135,26 @@ class TimeSpread(NamedTuple):
     several: float = 0.2  # of an error that all trainings on several devices share
     each: float = 0.0  # of an error that each of these has by itself, which no trial of another tells
 
+    @classmethod
+    def of(cls, rates: Rates, hardware: Hardware) -> "TimeSpread":
+        """Return how unsure predicted seconds are before any trial.
+
+        A GPU by what published trainings say. Of a processor only cores and vector extensions may be known. Where its
+        operators were measured, all of 240 trials of six small models lay within, and 95 % after one of the model's
+        (results/2026-11-23-amd-epyc-ranking-trials.json of benchmarks, by which it was chosen).
+        """
+        if hardware.is_cpu:
+            return cls(0.7) if rates.timings is None else cls(0.25, 0.75)
+        gpu = gpu_of(hardware.name)
+        return _GPU_SPREADS["sheet" if gpu is None else known_by(gpu.name, gpu.capability)]
+
+    def process(self, features: Sequence[Features] = (), log_times: Sequence[float] = ()) -> "Process":
+        """Return the process of the logarithms of measured over predicted seconds, after some were observed."""
+        knobs = {name: self.knobs * prior for name, prior in _TIME_PRIORS.items()}
+        expected = EXPECTED._replace(residual=self.knobs * EXPECTED.residual, noise=self.knobs * EXPECTED.noise)
+        priors = {**knobs, "all": self.device, "several": self.several}
+        return Process(priors, self.knobs * _TIME_KNOB, features, log_times, expected)
+
 
 class Corrections:
     """The regressions over all observations; without any, `framework_bytes` (mean, deviation) are added."""
@@ -158,7 +178,7 @@ class Corrections:
             noises = [math.hypot(_MEMORY_NOISE, _run_noise(row)) for row in rows]
             self._memory[quantity] = regression(priors, rows, [o.memory[quantity] for o in seen], noises)
         times = [(o.time_features, o.log_time) for o in self.observations if o.log_time is not None]
-        self.time = time_process(time_spread, [row for row, _ in times], [value for _, value in times])
+        self.time = time_spread.process([row for row, _ in times], [value for _, value in times])
 
     def with_observations(self, *observations: Observation) -> "Corrections":
         latest = {o.key: o for o in observations}
@@ -207,19 +227,6 @@ def known_by(gpu: str, capability: tuple[int, int] | None) -> Known:
     return "generation" if capability in ((7, 0), (8, 0), (8, 6)) else "sheet"
 
 
-def time_spread(rates: Rates, hardware: Hardware) -> TimeSpread:
-    """Return how unsure predicted seconds are before any trial.
-
-    A GPU by what published trainings say. Of a processor only cores and vector extensions may be known. Where its
-    operators were measured, all of 240 trials of six small models lay within, and 95 % after one of the model's
-    (results/2026-11-23-amd-epyc-ranking-trials.json of benchmarks, by which it was chosen).
-    """
-    if hardware.is_cpu:
-        return TimeSpread(0.7) if rates.timings is None else TimeSpread(0.25, 0.75)
-    gpu = gpu_of(hardware.name)
-    return _GPU_SPREADS["sheet" if gpu is None else known_by(gpu.name, gpu.capability)]
-
-
 class Scales(NamedTuple):
     """Standard deviations of residuals and of noise, and the factor on the priors of surprising features."""
 
@@ -237,14 +244,6 @@ EXPECTED = Scales(0.08, 0.04, 1.0)
 # The scales are judged by so many of the latest observations. Where there are more, the most probable scales stand for
 # all: they leave little open, while grids and means over hundreds of observations take their time.
 _MOST_JUDGED = 60
-
-
-def time_process(spread: TimeSpread, features: Sequence[Features] = (), log_times: Sequence[float] = ()) -> "Process":
-    """Return the process of the logarithms of measured over predicted seconds, after some were observed."""
-    knobs = {name: spread.knobs * prior for name, prior in _TIME_PRIORS.items()}
-    expected = EXPECTED._replace(residual=spread.knobs * EXPECTED.residual, noise=spread.knobs * EXPECTED.noise)
-    priors = {**knobs, "all": spread.device, "several": spread.several}
-    return Process(priors, spread.knobs * _TIME_KNOB, features, log_times, expected)
 
 
 @dataclass(frozen=True)

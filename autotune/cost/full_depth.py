@@ -10,7 +10,7 @@ there at once as the last of the traced ones does.
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,12 +50,18 @@ class Pass(NamedTuple):
         found: Vector = self.lines("flops")[np.isin(self.low.kinds, PRODUCTS) & ~self.low.recomputed].sum(axis=0)
         return found
 
+    @classmethod
+    def of(cls, low: Tape, high: Tape) -> Self:
+        """Return the tapes of two micro-batches, which run the same operators and make as many tensors, as one pass."""
+        if low.names != high.names or low.storages.shape != high.storages.shape:
+            raise NotLinear("the operators or their tensors change with the micro-batch")
+        return cls(low, high)
 
-def joined(low: Tape, high: Tape) -> Pass:
-    """Return the tapes of two micro-batches, which run the same operators and make as many tensors, as one pass."""
-    if low.names != high.names or low.storages.shape != high.storages.shape:
-        raise NotLinear("the operators or their tensors change with the micro-batch")
-    return Pass(low, high)
+    def _rows(self, origins: Mapping[tuple[str, str], int]) -> Vector:
+        """Return the storages of a pass as rows of `Storages`; the origin is -1 where it isn't one of `origins`."""
+        tape = self.low
+        origin = [origins.get(o, -1) for o in tape.origins]
+        return np.column_stack([tape.storages[:, :2], self.lines("storages")[:, 2], tape.storages[:, 3:], origin])
 
 
 def work_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int]) -> tuple[tuple[Work, ...], Line]:
@@ -94,10 +100,10 @@ def storages_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int], *, ex
     """
     tape = deep.low
     origins = {origin: at for at, origin in enumerate(dict.fromkeys(tape.origins))}
-    rows, end, products = _rows(deep, origins), tape.forward_end, np.flatnonzero(tape.matrix_products)
+    rows, end, products = deep._rows(origins), tape.forward_end, np.flatnonzero(tape.matrix_products)
     workspaces = np.concatenate([products[products < end][:1], products[products >= end][:1]]).astype(float)
     if not exact and any(unlike_share(tape, short.low) for short in lacking):
-        fewer = [(_rows(short, origins), short.low.forward_end) for short in lacking]
+        fewer = [(short._rows(origins), short.low.forward_end) for short in lacking]
         rows, lacking, times = _grown(rows, end, fewer, times), (), ()
     moved = 0  # by which layers that come later in the forward pass have moved; in the backward pass they come earlier
     layers = []
@@ -111,13 +117,6 @@ def storages_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int], *, ex
         moved += n * forward[1]
         end += n * forward[1]
     return Storages.of(rows, forward_end=end, workspaces=workspaces.astype(int).tolist(), origins=tuple(origins))
-
-
-def _rows(traced: Pass, origins: Mapping[tuple[str, str], int]) -> Vector:
-    """Return the storages of a pass as rows of `Storages`; the origin is -1 where it isn't one of `origins`."""
-    tape = traced.low
-    origin = [origins.get(o, -1) for o in tape.origins]
-    return np.column_stack([tape.storages[:, :2], traced.lines("storages")[:, 2], tape.storages[:, 3:], origin])
 
 
 def _grown(rows: Vector, end: int, fewer: Sequence[tuple[Vector, int]], times: Sequence[int]) -> Vector:

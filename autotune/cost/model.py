@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from autotune.cost.corrections import Corrections, Observation, Z, memory_features, time_features, time_spread
+from autotune.cost.corrections import Corrections, Observation, TimeSpread, Z, memory_features, time_features
 from autotune.cost.family import Family, family_of
 from autotune.cost.lengths import FullLength, in_full_length
 from autotune.cost.memory import Footprint, communicators_bytes, framework_bytes
@@ -114,7 +114,7 @@ class CostModel:
         observations: Sequence[Observation] = (),
         experts: int = 0,
     ) -> Self:
-        corrections = Corrections(observations, framework_bytes(hardware), time_spread(rates, hardware))
+        corrections = Corrections(observations, framework_bytes(hardware), TimeSpread.of(rates, hardware))
         return cls(workload, hardware, rates, {p.family: p for p in profiles}, corrections, experts=experts)
 
     def profile(self, config: TrainConfig) -> Profile | None:

@@ -187,7 +187,7 @@ class _Profiler:
         from autotune.cost.compiled import compiled_step
 
         try:
-            return full_depth.joined(*compiled_step(model, self.family, self.shape, full_depth.SAMPLES))
+            return full_depth.Pass.of(*compiled_step(model, self.family, self.shape, full_depth.SAMPLES))
         except Exception as error:  # of whatever kind: a compiler is large
             raise Untraceable(one_line(error)) from error
 
@@ -197,7 +197,7 @@ class _Profiler:
         # Raised by torch (no kernel for these tensors, a value that isn't there) and by models' code without values.
         except Exception as error:
             raise Untraceable(one_line(error)) from error
-        return full_depth.joined(low, high)
+        return full_depth.Pass.of(low, high)
 
 
 def _groups(model: Any) -> list[ParameterGroup]:

@@ -221,15 +221,15 @@ def run_trial(directory: Path) -> None:
             torch.manual_seed(request.workload.seed)
             environment.meet(device, timeout_s=request.limits.timeout_s)
             with guard:
-                from autotune.execution.trial import Trial, run_named_model, run_steps, run_user_code
+                from autotune.execution.trial import Trial
 
                 trial = Trial(request, directory, stopwatch, guard, turns)
                 if (step := request.workload.own_step) is not None:
-                    outcome = run_steps(trial, step)
+                    outcome = trial.run_steps(step)
                 elif (code := request.workload.own_code) is not None:
-                    outcome = run_user_code(trial, code)
+                    outcome = trial.run_user_code(code)
                 else:
-                    outcome = run_named_model(trial)
+                    outcome = trial.run_named_model()
         except (Exception, SystemExit) as error:
             outcome = _failure(error, guard, request.limits.memory_bytes)
     laps = {**stopwatch.laps(), **({"waited_s": turns.waited_s} if turns is not None else {})}

@@ -101,6 +101,19 @@ class _Running(NamedTuple):
     oom_kills: int
     again: str  # why the trials run a second time; empty: they don't
 
+    def wait_until_idle(self) -> tuple[str, ...]:
+        deadline = time.monotonic() + IDLE_LIMIT_S
+        while True:
+            grown = (now - idle for now, idle in zip(self.where.used_bytes(), self.idle_bytes, strict=True))
+            if (excess := max(grown, default=0)) <= 128 << 20:  # a desktop's GPU memory moves by tens of MiB
+                return ()
+            if time.monotonic() > deadline:
+                return (
+                    f"{excess / 2**30:.1f} GiB more than before the trial are in use {IDLE_LIMIT_S:.0f} s after it: "
+                    "another process took them, or the trial's memory was not given back",
+                )
+            time.sleep(0.1)
+
 
 class LocalRunner(Runner):
     """Runs trials on this machine, each in a process of its own, and writes `result.json` for each.
@@ -180,7 +193,7 @@ class LocalRunner(Runner):
         ending = ending._replace(host_oom=host_oom_kills() > running.oom_kills)
         fault, warnings = "", [f"it ran again: {running.again}"] if running.again else []
         try:
-            warnings += _wait_until_idle(running)
+            warnings += running.wait_until_idle()
         except MachineError as error:
             fault = str(error)
         again, results, duration_s = "", [], time.monotonic() - running.started
@@ -357,20 +370,6 @@ class LocalRunner(Runner):
         self.close()
         lost = {n: Ending(timed_out=each.deadline <= now, launcher_died=True) for n, each in running.items()}
         self._running, self._endings = running, {**lost, **endings}
-
-
-def _wait_until_idle(running: _Running) -> tuple[str, ...]:
-    deadline = time.monotonic() + IDLE_LIMIT_S
-    while True:
-        grown = (now - idle for now, idle in zip(running.where.used_bytes(), running.idle_bytes, strict=True))
-        if (excess := max(grown, default=0)) <= 128 << 20:  # a desktop's GPU memory moves by tens of MiB
-            return ()
-        if time.monotonic() > deadline:
-            return (
-                f"{excess / 2**30:.1f} GiB more than before the trial are in use {IDLE_LIMIT_S:.0f} s after it: "
-                "another process took them, or the trial's memory was not given back",
-            )
-        time.sleep(0.1)
 
 
 def _may_be_the_devices(outcome: Outcome) -> bool:

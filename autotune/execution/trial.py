@@ -38,7 +38,7 @@ from autotune.execution.user_data import RowCount, batch_size, distinct_samples,
 from autotune.stand_in import host_values
 from autotune.stand_in.device import is_rehearsal
 from autotune.training.adapters import prepare_model
-from autotune.training.arguments import TrainingPlan, building_device, overrides, parallel_variables, training_plan
+from autotune.training.arguments import TrainingPlan, building_device, parallel_variables, training_plan
 from autotune.training.baseline import zero_of
 from autotune.training.build import build_model
 from autotune.training.dataset import STEPS_TO_PEAK, repeated, training_data
@@ -124,51 +124,209 @@ class Trial:
     def useless(self, cause: str) -> Failure:
         return Failure(status=TrialStatus.INVALID, cause=cause, memory=self.guard.peak())
 
+    def run_steps(self, own: OwnStep) -> Outcome:
+        timer, losses = self.timer, []
+        self.stopwatch.enter("model_s")
+        micro_steps, file = self.request.accumulation_steps, self.data_directory / STEP_FILE
+        step = user_code.step_of(own, self.request.config, micro_steps, file)
+        self.stopwatch.enter("trainer_s")
+        # Of a Trainer, the timer looks at the number of the step, and at whether training is to stop, alone.
+        state, control = SimpleNamespace(global_step=0), SimpleNamespace(should_training_stop=False)
+        while not control.should_training_stop:
+            timer.on_step_begin(None, state, control)
+            try:
+                loss = user_code.loss_and_samples(step())[0]
+            except StopIteration:  # of an iterator over its data
+                return self.useless(f"its data end after {state.global_step} steps: have the step begin them again")
+            if isinstance(loss, torch.Tensor):
+                loss = loss.detach() if loss.numel() == 1 else None  # read later, without its graph
+            if isinstance(loss, int | float | torch.Tensor) and not isinstance(loss, bool):
+                losses.append(loss)
+            state.global_step += 1
+            timer.on_step_end(None, state, control)
+        timer.on_train_end(None, state, control)
+        mean = statistics.fmean(map(float, losses)) if losses else None
+        if mean is not None and not math.isfinite(mean):
+            return self.useless(f"the loss became {mean}: not trainable like this")
+        self.guard.check()
+        return self.measurement(mean, {}, None)
 
-def trained(trial: Trial, probe: EffectsProbe, trainer: Any, train: Callable[[], Any], reading: Reading) -> Outcome:
-    """Train by `train` until the timer has enough, carry out the trial's check, and return what was measured."""
-    request, timer, guard = trial.request, trial.timer, trial.guard
-    losses = watch_losses(trainer, timer.micro_step_ended, timer.leaves_out)
-    if trial.recorder is not None:
-        trial.recorder.watch(trainer, modules=request.config.torch_compile_backend is None)
-    with checking.around_training(request.task, trainer, reading):
-        loss = float(train().training_loss)
-    effects = probe.verify(trainer)
-    if not math.isfinite(total := losses()):
-        return trial.useless(f"the loss became {total}: not trainable like this")
-    if not timer.step_times_s():
-        return trial.useless(f"the loss scaler skipped the first {_SCALER_STEPS} steps and more")
-    guard.check()
-    found = checking.findings(request.task, trainer, reading, guard, trial.recorder)
-    return trial.measurement(loss, effects, timer.data_wait_share()).model_copy(update=found)
-
-
-def run_steps(trial: Trial, own: OwnStep) -> Outcome:
-    timer, losses = trial.timer, []
-    trial.stopwatch.enter("model_s")
-    micro_steps, file = trial.request.accumulation_steps, trial.data_directory / STEP_FILE
-    step = user_code.step_of(own, trial.request.config, micro_steps, file)
-    trial.stopwatch.enter("trainer_s")
-    # Of a Trainer, the timer looks at the number of the step, and at whether training is to stop, alone.
-    state, control = SimpleNamespace(global_step=0), SimpleNamespace(should_training_stop=False)
-    while not control.should_training_stop:
-        timer.on_step_begin(None, state, control)
+    def run_named_model(self) -> Outcome:
+        """Train a model that is built from its name; AutotuneError: a library refuses the configuration before."""
+        hardware, per_step, recipe = detect(self.device), self.samples_per_step, self.request.workload.recipe
+        probe = EffectsProbe(self.request.config, hardware)
         try:
-            loss = user_code.loss_and_samples(step())[0]
-        except StopIteration:  # of an iterator over its data
-            return trial.useless(f"its data end after {state.global_step} steps: have the step begin them again")
-        if isinstance(loss, torch.Tensor):
-            loss = loss.detach() if loss.numel() == 1 else None  # read later, without its graph
-        if isinstance(loss, int | float | torch.Tensor) and not isinstance(loss, bool):
-            losses.append(loss)
-        state.global_step += 1
-        timer.on_step_end(None, state, control)
-    timer.on_train_end(None, state, control)
-    mean = statistics.fmean(map(float, losses)) if losses else None
-    if mean is not None and not math.isfinite(mean):
-        return trial.useless(f"the loss became {mean}: not trainable like this")
-    trial.guard.check()
-    return trial.measurement(mean, {}, None)
+            trainer = self._trainer_of(training_plan(self.request.config, self.request.workload, hardware), probe)
+        except (ValueError, ImportError, TypeError) as error:
+            if is_out_of_memory(error):
+                raise
+            raise AutotuneError(f"{type(error).__name__}: {error}") from error
+        rows, model_config = trainer.train_dataset, trainer.model.config
+        if recipe is not None:
+            if recipe.kind.generates:
+                reading = Reading(not_evaluated="not evaluated, which would generate completions")
+            elif self.request.config.precompute_ref_log_probs:
+                reading = Reading(not_evaluated="not evaluated: the reference ran before training")
+            else:  # on the samples that it trains on, the longest first
+                reading = Reading(lambda samples: rows.select([i % len(rows) for i in range(samples)]))
+            count = StepCount(trainer, recipe, per_step)
+            outcome = self._trained(probe, trainer, trainer.train, reading)
+            if isinstance(outcome, Failure):
+                return outcome
+            return outcome.model_copy(update={"effects": {**outcome.effects, "recipe": count.checked()}})
+        reading = Reading(lambda samples: self.data_of(model_config, samples, longest_first=samples)[0])
+        return self._trained(probe, trainer, trainer.train, reading)
+
+    def _trainer_of(self, mapping: TrainingPlan, probe: EffectsProbe) -> Any:
+        """Return the Trainer with model, data and arguments: `tuned` and `harness`, from the one mapping."""
+        self.stopwatch.enter("trainer_s")
+        config, to_compare = self.request.config, isinstance(self.request.task, LossTask)  # losses are compared
+        if "deepspeed" in mapping.tuned:
+            remove_unused_locks()
+            if (
+                self.device == "cpu" and own_rank().is_launched
+            ):  # TrainingArguments leaves it out, and ZeRO-3 asks for it
+                importlib.import_module("deepspeed").init_distributed(dist_backend="gloo")
+        # The data come in the order of the configuration's sampler already (`training.dataset.row_order`).
+        arguments = {**mapping.tuned, **mapping.harness, **self.arguments}
+        if not config.is_balanced:
+            arguments["train_sampling_strategy"] = "sequential"
+        workload, per_step, callbacks = self.request.workload, self.samples_per_step, [probe, self.timer]
+        made = TrainingArguments(**arguments) if workload.recipe is None else None
+        self.stopwatch.enter("model_s")
+        with nullcontext() if to_compare else quick_weights():  # compared ones need a truly initialised model
+            model = build_model(
+                workload.model,
+                workload.task,
+                device=building_device(config, self.device, to_compare=to_compare),
+                quantization=mapping.quantization,
+                whole_first=to_compare,
+                **mapping.model,
+            )
+        self.stopwatch.enter("data_s")
+        samples = self.max_steps * per_step
+        if made is None:
+            trainer, sample_s = recipe_trainer(
+                workload,
+                mapping,
+                arguments,
+                model,
+                directory=self.data_directory,
+                samples=samples,
+                distinct=distinct_samples(self.request, samples)[0],
+                longest_first=per_step,
+                callbacks=callbacks,
+            )
+            self.timer.added_s = sample_s * workload.samples_per_step(config)
+            return trainer
+        model = prepare_model(model, mapping.adapter, config)
+        dataset, collator = self.data_of(model.config, samples, longest_first=per_step)
+        shifted: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+
+        def collated(samples: Any) -> Any:  # as by `DataCollatorForSeq2Seq`: a model gets no labels to smooth
+            batch = collator(samples)
+            return {**batch, "decoder_input_ids": shifted(labels=batch["labels"])}
+
+        collate = collated if made.label_smoothing_factor and shifted is not None else collator
+        self.stopwatch.enter("trainer_s")
+        return _InOrder(model=model, args=made, train_dataset=dataset, data_collator=collate, callbacks=callbacks)
+
+    def data_of(self, model_config: Any, samples: int, *, longest_first: int) -> tuple[Any, Any]:
+        """Return so many samples, the longest of the first `longest_first` first, and what makes batches of them."""
+        workload, directory = self.request.workload, self.data_directory
+        distinct, config = distinct_samples(self.request, samples)
+        dataset, collator = training_data(
+            workload, model_config, samples=distinct, directory=directory, longest_first=longest_first, config=config
+        )
+        return repeated(dataset, samples), collator
+
+    def run_user_code(self, code: OwnCode) -> Outcome:
+        self.stopwatch.enter("trainer_s")
+        request, hardware = self.request, detect(self.device)
+        mapping = training_plan(request.config, request.workload, hardware)
+        probe = EffectsProbe(request.config, hardware, theirs=frozenset(code.held))
+        of_trial = {
+            n: v for n, v in self.arguments.items() if n != "seed"
+        }  # which is set once the code's model is made
+        order = {"train_sampling_strategy": "sequential"} if code.reorders else {}
+        wanted = {**mapping.overrides(request.workload), **of_trial, "dataloader_drop_last": True, **order}
+
+        def laid(own: Any) -> dict[str, Any]:
+            given, spread = {**user_code.harness(own), **wanted}, request.config.parallelism
+            if is_rehearsal() and zero_of(vars(own), "deepspeed") == spread.model_dump(include={"sharding", "offload"}):
+                del given["deepspeed"]  # the code's own has other buckets
+            return given
+
+        def on_train(trainer: Any, train: Callable[[], Any]) -> Outcome:
+            if "pad_to_multiple_of" not in code.held:
+                trainer.data_collator.pad_to_multiple_of = request.config.pad_to_multiple_of
+            reading = self._made_ready(code, trainer, probe)
+            rows = RowCount(trainer, request.config.per_device_train_batch_size)
+            self.timer.is_whole = lambda: rows.is_whole
+            outcome = self._trained(probe, trainer, train, reading)
+            if code.has_rows:
+                rows.check()
+            asked = request.config.per_device_train_batch_size
+            made = batch_size(trainer.callback_handler.train_dataloader)
+            if made not in (None, asked):
+                raise NoEffectError(f"a micro-batch of {asked} was asked for, but batches of {made} were made")
+            return outcome
+
+        with user_code.overlaid(laid, lambda model: user_code.fitted(model, mapping, code)):
+            return user_code.run_until_training(code, self.data_directory, on_train)
+
+    def _made_ready(self, code: OwnCode, trainer: Any, probe: EffectsProbe) -> Reading:
+        if names := user_code.changed_arguments(trainer.args):
+            raise NoEffectError(f"your code sets {', '.join(names)} again after it has made its Trainer")
+        for callback in trainer.callback_handler.callbacks[:]:  # those that wait for evaluations or tell a tracker
+            where = type(callback).__module__
+            if where.startswith("transformers.integrations") or isinstance(callback, EarlyStoppingCallback):
+                trainer.remove_callback(callback)
+            elif not where.startswith("transformers."):  # it may copy the best checkpoint, or tell somebody of the end
+                callback.on_train_end = lambda *args, **kwargs: None
+        trainer.add_callback(probe)
+        trainer.add_callback(self.timer)
+        trainer.model_init = None  # the model that it has made already is trained, not another one
+        if isinstance(self.request.task, LossTask):
+            set_seed(self.request.task.seed)
+        saves = user_code.own_values(trainer.args).get("save_strategy", "no") != "no"
+        not_saved = None if saves else "no checkpoint was saved, as your arguments have it"
+        found = trainer.eval_dataset
+        sets = found if isinstance(found, dict) else {"": found}
+        sized = {name: rows for name, rows in sets.items() if rows is not None and has_length(rows)}
+        streamed = "not evaluated: your eval_dataset is a stream" if found is not None and not sized else None
+        reading = Reading(not_evaluated=streamed, not_saved=not_saved)
+        if filled := {name: rows for name, rows in sized.items() if len(rows)}:
+
+            def longest(samples: int) -> Any:
+                if not isinstance(found, dict):
+                    return view(found, longest_of(found, samples))
+                # The Trainer evaluates each: the longest samples may be in a small one.
+                return {name: view(rows, longest_of(rows, min(samples, len(rows)))) for name, rows in filled.items()}
+
+            kept = max(map(len, filled.values())) if keeps_predictions(trainer) else None
+            reading = Reading(longest, kept, not_saved=not_saved)
+        if code.reorders:
+            samples, directory = self.max_steps * self.samples_per_step, self.data_directory
+            trainer.train_dataset = ordered(self.request, trainer.train_dataset, directory, samples=samples)
+        return reading
+
+    def _trained(self, probe: EffectsProbe, trainer: Any, train: Callable[[], Any], reading: Reading) -> Outcome:
+        """Train by `train` until the timer has enough, carry out the self's check, and return what was measured."""
+        request, timer, guard = self.request, self.timer, self.guard
+        losses = watch_losses(trainer, timer.micro_step_ended, timer.leaves_out)
+        if self.recorder is not None:
+            self.recorder.watch(trainer, modules=request.config.torch_compile_backend is None)
+        with checking.around_training(request.task, trainer, reading):
+            loss = float(train().training_loss)
+        effects = probe.verify(trainer)
+        if not math.isfinite(total := losses()):
+            return self.useless(f"the loss became {total}: not trainable like this")
+        if not timer.step_times_s():
+            return self.useless(f"the loss scaler skipped the first {_SCALER_STEPS} steps and more")
+        guard.check()
+        found = checking.findings(request.task, trainer, reading, guard, self.recorder)
+        return self.measurement(loss, effects, timer.data_wait_share()).model_copy(update=found)
 
 
 def watch_losses(
@@ -194,86 +352,6 @@ def watch_losses(
     return lambda: float(total[0])
 
 
-def run_named_model(trial: Trial) -> Outcome:
-    """Train a model that is built from its name; AutotuneError: a library refuses the configuration before training."""
-    hardware, per_step, recipe = detect(trial.device), trial.samples_per_step, trial.request.workload.recipe
-    probe = EffectsProbe(trial.request.config, hardware)
-    try:
-        trainer = _trainer_of(trial, training_plan(trial.request.config, trial.request.workload, hardware), probe)
-    except (ValueError, ImportError, TypeError) as error:
-        if is_out_of_memory(error):
-            raise
-        raise AutotuneError(f"{type(error).__name__}: {error}") from error
-    rows, model_config = trainer.train_dataset, trainer.model.config
-    if recipe is not None:
-        if recipe.kind.generates:
-            reading = Reading(not_evaluated="not evaluated, which would generate completions")
-        elif trial.request.config.precompute_ref_log_probs:
-            reading = Reading(not_evaluated="not evaluated: the reference ran before training")
-        else:  # on the samples that it trains on, the longest first
-            reading = Reading(lambda samples: rows.select([i % len(rows) for i in range(samples)]))
-        count = StepCount(trainer, recipe, per_step)
-        outcome = trained(trial, probe, trainer, trainer.train, reading)
-        if isinstance(outcome, Failure):
-            return outcome
-        return outcome.model_copy(update={"effects": {**outcome.effects, "recipe": count.checked()}})
-    reading = Reading(lambda samples: data_of(trial, model_config, samples, longest_first=samples)[0])
-    return trained(trial, probe, trainer, trainer.train, reading)
-
-
-def _trainer_of(trial: Trial, mapping: TrainingPlan, probe: EffectsProbe) -> Any:
-    """Return the Trainer with model, data and arguments: `tuned` and `harness`, from the one mapping."""
-    trial.stopwatch.enter("trainer_s")
-    config, to_compare = trial.request.config, isinstance(trial.request.task, LossTask)  # losses are compared
-    if "deepspeed" in mapping.tuned:
-        remove_unused_locks()
-        if trial.device == "cpu" and own_rank().is_launched:  # TrainingArguments leaves it out, and ZeRO-3 asks for it
-            importlib.import_module("deepspeed").init_distributed(dist_backend="gloo")
-    # The data come in the order of the configuration's sampler already (`training.dataset.row_order`).
-    arguments = {**mapping.tuned, **mapping.harness, **trial.arguments}
-    if not config.is_balanced:
-        arguments["train_sampling_strategy"] = "sequential"
-    workload, per_step, callbacks = trial.request.workload, trial.samples_per_step, [probe, trial.timer]
-    made = TrainingArguments(**arguments) if workload.recipe is None else None
-    trial.stopwatch.enter("model_s")
-    with nullcontext() if to_compare else quick_weights():  # compared ones need a truly initialised model
-        model = build_model(
-            workload.model,
-            workload.task,
-            device=building_device(config, trial.device, to_compare=to_compare),
-            quantization=mapping.quantization,
-            whole_first=to_compare,
-            **mapping.model,
-        )
-    trial.stopwatch.enter("data_s")
-    samples = trial.max_steps * per_step
-    if made is None:
-        trainer, sample_s = recipe_trainer(
-            workload,
-            mapping,
-            arguments,
-            model,
-            directory=trial.data_directory,
-            samples=samples,
-            distinct=distinct_samples(trial.request, samples)[0],
-            longest_first=per_step,
-            callbacks=callbacks,
-        )
-        trial.timer.added_s = sample_s * workload.samples_per_step(config)
-        return trainer
-    model = prepare_model(model, mapping.adapter, config)
-    dataset, collator = data_of(trial, model.config, samples, longest_first=per_step)
-    shifted: Any = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-
-    def collated(samples: Any) -> Any:  # as by `DataCollatorForSeq2Seq`: a model gets no labels to smooth
-        batch = collator(samples)
-        return {**batch, "decoder_input_ids": shifted(labels=batch["labels"])}
-
-    collate = collated if made.label_smoothing_factor and shifted is not None else collator
-    trial.stopwatch.enter("trainer_s")
-    return _InOrder(model=model, args=made, train_dataset=dataset, data_collator=collate, callbacks=callbacks)
-
-
 class _InOrder(Trainer):  # type: ignore[misc]  # transformers is untyped
     """Takes the samples of each step in the order of its data, even if its sampler balances micro-batches."""
 
@@ -282,84 +360,3 @@ class _InOrder(Trainer):  # type: ignore[misc]  # transformers is untyped
         if isinstance(sampler, BatchRebalanceSampler):
             sampler.shuffle = False
         return sampler
-
-
-def data_of(trial: Trial, model_config: Any, samples: int, *, longest_first: int) -> tuple[Any, Any]:
-    """Return so many samples, the longest of the first `longest_first` first, and what makes batches of them."""
-    workload, directory = trial.request.workload, trial.data_directory
-    distinct, config = distinct_samples(trial.request, samples)
-    dataset, collator = training_data(
-        workload, model_config, samples=distinct, directory=directory, longest_first=longest_first, config=config
-    )
-    return repeated(dataset, samples), collator
-
-
-def run_user_code(trial: Trial, code: OwnCode) -> Outcome:
-    trial.stopwatch.enter("trainer_s")
-    request, hardware = trial.request, detect(trial.device)
-    mapping = training_plan(request.config, request.workload, hardware)
-    probe = EffectsProbe(request.config, hardware, theirs=frozenset(code.held))
-    of_trial = {n: v for n, v in trial.arguments.items() if n != "seed"}  # which is set once the code's model is made
-    order = {"train_sampling_strategy": "sequential"} if code.reorders else {}
-    wanted = {**overrides(mapping, request.workload), **of_trial, "dataloader_drop_last": True, **order}
-
-    def laid(own: Any) -> dict[str, Any]:
-        given, spread = {**user_code.harness(own), **wanted}, request.config.parallelism
-        if is_rehearsal() and zero_of(vars(own), "deepspeed") == spread.model_dump(include={"sharding", "offload"}):
-            del given["deepspeed"]  # the code's own has other buckets
-        return given
-
-    def on_train(trainer: Any, train: Callable[[], Any]) -> Outcome:
-        if "pad_to_multiple_of" not in code.held:
-            trainer.data_collator.pad_to_multiple_of = request.config.pad_to_multiple_of
-        reading = _made_ready(trial, code, trainer, probe)
-        rows = RowCount(trainer, request.config.per_device_train_batch_size)
-        trial.timer.is_whole = lambda: rows.is_whole
-        outcome = trained(trial, probe, trainer, train, reading)
-        if code.has_rows:
-            rows.check()
-        asked = request.config.per_device_train_batch_size
-        made = batch_size(trainer.callback_handler.train_dataloader)
-        if made not in (None, asked):
-            raise NoEffectError(f"a micro-batch of {asked} was asked for, but batches of {made} were made")
-        return outcome
-
-    with user_code.overlaid(laid, lambda model: user_code.fitted(model, mapping, code)):
-        return user_code.run_until_training(code, trial.data_directory, on_train)
-
-
-def _made_ready(trial: Trial, code: OwnCode, trainer: Any, probe: EffectsProbe) -> Reading:
-    if names := user_code.changed_arguments(trainer.args):
-        raise NoEffectError(f"your code sets {', '.join(names)} again after it has made its Trainer")
-    for callback in trainer.callback_handler.callbacks[:]:  # those that wait for evaluations or tell a tracker
-        where = type(callback).__module__
-        if where.startswith("transformers.integrations") or isinstance(callback, EarlyStoppingCallback):
-            trainer.remove_callback(callback)
-        elif not where.startswith("transformers."):  # it may copy the best checkpoint, or tell somebody of the end
-            callback.on_train_end = lambda *args, **kwargs: None
-    trainer.add_callback(probe)
-    trainer.add_callback(trial.timer)
-    trainer.model_init = None  # the model that it has made already is trained, not another one
-    if isinstance(trial.request.task, LossTask):
-        set_seed(trial.request.task.seed)
-    saves = user_code.own_values(trainer.args).get("save_strategy", "no") != "no"
-    not_saved = None if saves else "no checkpoint was saved, as your arguments have it"
-    found = trainer.eval_dataset
-    sets = found if isinstance(found, dict) else {"": found}
-    sized = {name: rows for name, rows in sets.items() if rows is not None and has_length(rows)}
-    streamed = "not evaluated: your eval_dataset is a stream" if found is not None and not sized else None
-    reading = Reading(not_evaluated=streamed, not_saved=not_saved)
-    if filled := {name: rows for name, rows in sized.items() if len(rows)}:
-
-        def longest(samples: int) -> Any:
-            if not isinstance(found, dict):
-                return view(found, longest_of(found, samples))
-            # The Trainer evaluates each: the longest samples may be in a small one.
-            return {name: view(rows, longest_of(rows, min(samples, len(rows)))) for name, rows in filled.items()}
-
-        kept = max(map(len, filled.values())) if keeps_predictions(trainer) else None
-        reading = Reading(longest, kept, not_saved=not_saved)
-    if code.reorders:
-        samples, directory = trial.max_steps * trial.samples_per_step, trial.data_directory
-        trainer.train_dataset = ordered(trial.request, trainer.train_dataset, directory, samples=samples)
-    return reading

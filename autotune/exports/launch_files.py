@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from autotune.errors import InputError
-from autotune.training.arguments import ZERO_STAGES, overrides, parallel_variables, training_plan
+from autotune.training.arguments import ZERO_STAGES, parallel_variables, training_plan
 from autotune.values.config import Precision, TrainConfig
 from autotune.values.hardware import ALLOCATOR_VARIABLE
 from autotune.values.model import Task
@@ -215,7 +215,7 @@ def flags(result: ResultData) -> tuple[tuple[str, ...], tuple[str, ...]]:
     usual = {"use_reentrant": False}  # arguments of checkpointing where transformers is given none (5.17 to 5.23)
     soaked = result.soaked.arguments if result.soaked is not None else {}
     given, missing = [], []
-    for name, value in {**overrides(mapping, result.workload), **soaked}.items():
+    for name, value in {**mapping.overrides(result.workload), **soaked}.items():
         before = code.arguments.get(name)
         if name in left_out or value == before or (value, before) == (usual, None):
             continue

@@ -58,12 +58,12 @@ def run(code: OwnCode, result: ResultData) -> None:
     from autotune.execution.user_code import as_written, counts_of, fitted, overlaid, run_script
     from autotune.integrations.callback import AutotuneCallback
     from autotune.training.adapters import prepare_model
-    from autotune.training.arguments import overrides, training_plan
+    from autotune.training.arguments import training_plan
     from autotune.values.hardware import detect
 
     mapping = training_plan(result.best.config, result.workload, detect("cpu" if result.hardware.is_cpu else "auto"))
     soaked = result.soaked.arguments if result.soaked is not None else {}
-    arguments = {**overrides(mapping, result.workload), **soaked}
+    arguments = {**mapping.overrides(result.workload), **soaked}
 
     seen: list[int] = []  # parameters of the model as the code made it
     padded = result.best.config.pad_to_multiple_of

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from autotune.errors import InputError, MachineError, one_line, suggestion
 from autotune.planning.plan import SearchPlan
@@ -47,6 +47,22 @@ class Run(NamedTuple):
     step: int
     config: Mapping[str, bool | int | float | str]
     metrics: Mapping[str, float]
+
+    @classmethod
+    def of(cls, plan: SearchPlan, result: TrialResult) -> Self:
+        request, outcome, prediction = result.request, result.outcome, result.request.prediction
+        config = _config(plan, request.config, str(request.purpose), str(result.status))
+        metrics = {"duration_s": result.duration_s}
+        if isinstance(outcome, Failure):
+            config["cause"] = outcome.cause[:_LONGEST_TEXT]
+            if outcome.memory is not None and outcome.memory.is_known:
+                metrics["peak_memory_gib"] = outcome.memory.peak_bytes / GIB
+        if prediction is not None:
+            metrics["predicted_samples_per_second"] = prediction.samples_per_second
+            metrics["predicted_peak_memory_gib"] = prediction.peak_bytes / GIB
+        measured = result.measurement
+        mfu = prediction.mfu_at(measured.samples_per_second) if prediction and measured else None
+        return cls(f"trial-{request.number:04d}", request.number, config, metrics | _figures(plan, measured, mfu))
 
 
 def tensorboard(run: Run, search: Path) -> None:
@@ -109,12 +125,12 @@ class Tracking:
         self._plan, self._directory, self._observer, self._names = plan, directory, observer, list(plan.report_to)
         if self._names:
             for result in directory.results():
-                self._write(run_of(plan, result))
+                self._write(Run.of(plan, result))
 
     def __call__(self, event: Event) -> None:
         self._observer(event)
         if isinstance(event, TrialEnded):
-            self._write(run_of(self._plan, event.result))
+            self._write(Run.of(self._plan, event.result))
 
     def end(self, answer: ResultData) -> None:
         self._write(answer_of(self._plan, answer))
@@ -142,22 +158,6 @@ class Tracking:
             with contextlib.suppress(OSError):  # a full disk, of which the search will say more
                 written.parent.mkdir(parents=True, exist_ok=True)
                 written.touch()
-
-
-def run_of(plan: SearchPlan, result: TrialResult) -> Run:
-    request, outcome, prediction = result.request, result.outcome, result.request.prediction
-    config = _config(plan, request.config, str(request.purpose), str(result.status))
-    metrics = {"duration_s": result.duration_s}
-    if isinstance(outcome, Failure):
-        config["cause"] = outcome.cause[:_LONGEST_TEXT]
-        if outcome.memory is not None and outcome.memory.is_known:
-            metrics["peak_memory_gib"] = outcome.memory.peak_bytes / GIB
-    if prediction is not None:
-        metrics["predicted_samples_per_second"] = prediction.samples_per_second
-        metrics["predicted_peak_memory_gib"] = prediction.peak_bytes / GIB
-    measured = result.measurement
-    mfu = prediction.mfu_at(measured.samples_per_second) if prediction and measured else None
-    return Run(f"trial-{request.number:04d}", request.number, config, metrics | _figures(plan, measured, mfu))
 
 
 def answer_of(plan: SearchPlan, result: ResultData) -> Run:

@@ -98,6 +98,75 @@ class Start:
         searched, fixed, source = self.arguments
         return DescribeRequest(workload=workload, arguments={**searched, **fixed}, source=source)
 
+    def plan_from(self, workload: Workload, found: Description, space: SpaceFile, **changes: Any) -> SearchPlan:
+        """Return the plan; `changes` are fields that the options don't decide.
+
+        The values of `--fix` are in every configuration, the baseline too. Knobs of `--only` that aren't in the space
+        have the choices of 'default' and 'full', at every effort. The last notes tell what the baseline needs, and the
+        limits.
+        """
+        options, hardware, facts = self.options, self.hardware, found.facts
+        workload = workload.model_copy(update={"lengths": found.lengths})
+        if found.lengths is not None and workload.recipe is not None and workload.recipe.kind.generates:
+            workload = workload.model_copy(update={"sequence_length": found.lengths.maximum})  # TRL cuts no prompts
+        self.notes.extend(found.notes)
+        for number in self.devices:
+            if (workload.global_batch_size or 0) % number and workload.own_step is None:
+                batch = f"the global batch of {workload.global_batch_size}"
+                raise InputError(
+                    f"--devices {number}: they can't share {batch} evenly; leave it out, or use another batch"
+                )
+        objective = Objective()
+        if options.train_steps is not None:
+            objective = Objective(run_samples=options.train_steps * (workload.global_batch_size or 1))
+        elif options.train_tokens is not None:
+            if workload.tokens_per_sample is None:
+                why = "samples have no known number of tokens" if workload.recipe else f"{workload.task} has no tokens"
+                raise InputError(f"--train-tokens: {why}; use --train-steps")
+            objective = Objective(run_samples=options.train_tokens / workload.tokens_per_sample)
+        plan = SearchPlan(
+            workload=workload,
+            facts=facts,
+            hardware=hardware,
+            memory_bytes=self.memory_bytes,
+            budget=self.budget,
+            allowance=options.allow,
+            space=space,
+            baseline=changes.pop("baseline", None) or baseline_of(workload, facts, self.of_baseline, self.arguments),
+            objective=objective,
+            soak=True,
+            loss_steps=0 if workload.generates else options.loss_steps(),
+            loss_insisted=bool(options.check_loss),
+            record=options.record and not self.is_shared,
+            report_to=options.report_to,
+            fleet=options.fleet,
+            is_shared=self.is_shared,
+            options=options,
+            output=options.output,
+            notes=tuple(self.notes),
+        ).model_copy(update=changes)
+        notes = []
+        if options.fix or options.only:
+            plan = _restricted(plan, options)
+            notes += (
+                [f"in every configuration, the baseline too: {', '.join(options.fix)} (--fix)"] if options.fix else []
+            )
+            notes += [f"only {', '.join(options.only)} searched (--only)"] if options.only else []
+        if parameters := facts.parameters:  # the model is known
+            states = plan.least_states(plan.baseline)
+            size = f"{parameters / 1e6:,.1f}M" if parameters >= 10**6 else f"{parameters:,}"
+            excess = f": more than the budget of {show_memory(plan.memory_bytes)}" * (states > plan.memory_bytes)
+            needs = f"the baseline needs {show_memory(states)} for weights, gradients and optimizer states alone"
+            if workload.own_code is not None and "optim" in workload.own_code.held:  # whose states are unknown
+                needs = f"weights alone take {show_memory(states)}"
+            notes.append(f"{workload.model.name}: {size} parameters; {needs}, activations not counted{excess}")
+        time_from = "--effort" if options.max_time_s is None else "--max-time"
+        trials_from = "--effort" if options.max_trials is None else "--max-trials"
+        time_said = show_time(plan.budget.max_time_s) + f" ({time_from})" * (time_from != trials_from)
+        trials = f"{plan.budget.max_trials} trial{'s' * (plan.budget.max_trials != 1)}"
+        notes.append(f"at most {time_said} and {trials} ({trials_from})")
+        return plan.model_copy(update={"notes": (*plan.notes, *notes)})
+
 
 class Subject:
     """A model that the user names, tuned with the Trainer. Subclasses tune the user's own code."""
@@ -117,7 +186,7 @@ class Subject:
         """Return the plan, after a child process has looked at the model or the code."""
         workload = start.workload(start.of_baseline)
         space = start.space()
-        return plan_from(start, workload, describe(start.inquiry(workload)), space)
+        return start.plan_from(workload, describe(start.inquiry(workload)), space)
 
 
 def start_of(options: SearchOptions, allotment: Allotment) -> Start:
@@ -173,71 +242,6 @@ def _memory(options: SearchOptions, hardware: Hardware, notes: list[str], *, is_
 
 def default_space(hardware: Hardware) -> str:
     return "parallel" if (hardware.count or 1) > 1 else "cpu" if hardware.is_cpu else "default"
-
-
-def plan_from(start: Start, workload: Workload, found: Description, space: SpaceFile, **changes: Any) -> SearchPlan:
-    """Return the plan; `changes` are fields that the options don't decide.
-
-    The values of `--fix` are in every configuration, the baseline too. Knobs of `--only` that aren't in the space have
-    the choices of 'default' and 'full', at every effort. The last notes tell what the baseline needs, and the limits.
-    """
-    options, hardware, facts = start.options, start.hardware, found.facts
-    workload = workload.model_copy(update={"lengths": found.lengths})
-    if found.lengths is not None and workload.recipe is not None and workload.recipe.kind.generates:
-        workload = workload.model_copy(update={"sequence_length": found.lengths.maximum})  # TRL cuts no prompts
-    start.notes.extend(found.notes)
-    for number in start.devices:
-        if (workload.global_batch_size or 0) % number and workload.own_step is None:
-            batch = f"the global batch of {workload.global_batch_size}"
-            raise InputError(f"--devices {number}: they can't share {batch} evenly; leave it out, or use another batch")
-    objective = Objective()
-    if options.train_steps is not None:
-        objective = Objective(run_samples=options.train_steps * (workload.global_batch_size or 1))
-    elif options.train_tokens is not None:
-        if workload.tokens_per_sample is None:
-            why = "samples have no known number of tokens" if workload.recipe else f"{workload.task} has no tokens"
-            raise InputError(f"--train-tokens: {why}; use --train-steps")
-        objective = Objective(run_samples=options.train_tokens / workload.tokens_per_sample)
-    plan = SearchPlan(
-        workload=workload,
-        facts=facts,
-        hardware=hardware,
-        memory_bytes=start.memory_bytes,
-        budget=start.budget,
-        allowance=options.allow,
-        space=space,
-        baseline=changes.pop("baseline", None) or baseline_of(workload, facts, start.of_baseline, start.arguments),
-        objective=objective,
-        soak=True,
-        loss_steps=0 if workload.generates else options.loss_steps(),
-        loss_insisted=bool(options.check_loss),
-        record=options.record and not start.is_shared,
-        report_to=options.report_to,
-        fleet=options.fleet,
-        is_shared=start.is_shared,
-        options=options,
-        output=options.output,
-        notes=tuple(start.notes),
-    ).model_copy(update=changes)
-    notes = []
-    if options.fix or options.only:
-        plan = _restricted(plan, options)
-        notes += [f"in every configuration, the baseline too: {', '.join(options.fix)} (--fix)"] if options.fix else []
-        notes += [f"only {', '.join(options.only)} searched (--only)"] if options.only else []
-    if parameters := facts.parameters:  # the model is known
-        states = plan.least_states(plan.baseline)
-        size = f"{parameters / 1e6:,.1f}M" if parameters >= 10**6 else f"{parameters:,}"
-        excess = f": more than the budget of {show_memory(plan.memory_bytes)}" * (states > plan.memory_bytes)
-        needs = f"the baseline needs {show_memory(states)} for weights, gradients and optimizer states alone"
-        if workload.own_code is not None and "optim" in workload.own_code.held:  # whose states are unknown
-            needs = f"weights alone take {show_memory(states)}"
-        notes.append(f"{workload.model.name}: {size} parameters; {needs}, activations not counted{excess}")
-    time_from = "--effort" if options.max_time_s is None else "--max-time"
-    trials_from = "--effort" if options.max_trials is None else "--max-trials"
-    time_said = show_time(plan.budget.max_time_s) + f" ({time_from})" * (time_from != trials_from)
-    trials = f"{plan.budget.max_trials} trial{'s' * (plan.budget.max_trials != 1)}"
-    notes.append(f"at most {time_said} and {trials} ({trials_from})")
-    return plan.model_copy(update={"notes": (*plan.notes, *notes)})
 
 
 def baseline_of(

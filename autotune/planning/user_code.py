@@ -17,9 +17,9 @@ from autotune.errors import InputError, suggestion
 from autotune.planning.launchers import code_of, without_launcher
 from autotune.planning.options import SearchOptions, WorkloadOptions
 from autotune.planning.plan import SearchPlan
-from autotune.planning.planner import Describe, Start, Subject, baseline_of, default_space, plan_from
+from autotune.planning.planner import Describe, Start, Subject, baseline_of, default_space
 from autotune.planning.workload import check_batch
-from autotune.space.file import Parameter, SpaceFile, facts_for, load_space
+from autotune.space.file import Parameter, SpaceFile, load_space
 from autotune.space.knobs import MICRO_BATCH, OWN, PARAMETERS, make_config, make_point, problem
 from autotune.training.baseline import UserArguments, baseline_config
 from autotune.training.trainer_pickle import maker_of, pickled
@@ -108,7 +108,7 @@ class UserTrainer(Subject):
                 f"of them (DataParallel), for steps of {there * batch} samples; --devices {there} tunes for all"
             )
         start.notes.extend(too_long(workload, about.facts))
-        return plan_from(start, workload, about, space, baseline=baseline, record=False)
+        return start.plan_from(workload, about, space, baseline=baseline, record=False)
 
 
 def too_long(workload: Workload, facts: ModelFacts) -> list[str]:
@@ -201,7 +201,7 @@ class UserLoop(Subject):
         readers = start.hardware.model_copy(update={"count": groups})
         workload = start.workload(readers, model)
         workload = workload.model_copy(update={"own_step": self.own})
-        found = describe(start.inquiry(workload)) if options.model else Description(facts=facts_for(space))
+        found = describe(start.inquiry(workload)) if options.model else Description(facts=space.facts)
         honoured = ", ".join(name.removeprefix(OWN) for name in space.parameters)
         trusted = f"that your function honours {honoured} is taken on trust; other fields of a configuration stay as "
         trusted += "they are and mean nothing to it"
@@ -217,8 +217,8 @@ class UserLoop(Subject):
                     raise InputError(f"knobs: {knob}: none of {choices} divides the global batch of {batch}")
                 first.setdefault(knob, dividing[0])
         config = make_config({**baseline, **first})
-        plan = plan_from(
-            start, workload, found, space, baseline=config, soak=False, loss_steps=0, record=False, options=None
+        plan = start.plan_from(
+            workload, found, space, baseline=config, soak=False, loss_steps=0, record=False, options=None
         )
         # The largest smaller micro-batch fits where the baseline fits; without one the smallest larger one runs. With a
         # free global batch each micro-batch is another batch, and gradients can't be compared.

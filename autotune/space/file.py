@@ -57,6 +57,25 @@ class SpaceFile(Value):
     parameters: dict[str, Parameter] = Field(min_length=1)
     rules: tuple[ForbidRule, ...] = ()
 
+    @property
+    def facts(self) -> ModelFacts:
+        """Facts about the model of a user's own loop, which is assumed to support all parameters."""
+        named = set(self.parameters)
+        has_experts = bool(named & {"experts_implementation", "experts_per_token", "expert_capacity"})
+        return ModelFacts(
+            task=Task.OWN,
+            parameters=0,
+            attn_implementations=ATTENTION if "attn_implementation" in named else (),
+            experts=8 if has_experts else 0,
+            experts_implementations=EXPERTS_IMPLEMENTATIONS if has_experts else (),
+            experts_per_token=2 if has_experts else None,
+            supports_checkpointing=True,
+            has_dropout=True,  # it may; compiling then changes the random numbers
+            liger="use_liger_kernel" in named,
+            chunks_loss="chunked_loss" in named,
+            linear_modules=tuple(dict.fromkeys((*ATTENTION_MODULES, *IA3_MODULES))),
+        )
+
 
 def spaces_directory() -> Path:
     """Return the directory of the built-in spaces: in the installed package, or beside it in a checkout."""
@@ -150,22 +169,3 @@ def _mistakes(space: SpaceFile) -> Iterator[str]:
         above.append(name)
     for number, rule in enumerate(space.rules):
         yield from of(f"rules.{number}.forbid", rule.forbid)
-
-
-def facts_for(space: SpaceFile) -> ModelFacts:
-    """Return the facts about the model of a user's own loop, which is assumed to support all parameters."""
-    named = set(space.parameters)
-    has_experts = bool(named & {"experts_implementation", "experts_per_token", "expert_capacity"})
-    return ModelFacts(
-        task=Task.OWN,
-        parameters=0,
-        attn_implementations=ATTENTION if "attn_implementation" in named else (),
-        experts=8 if has_experts else 0,
-        experts_implementations=EXPERTS_IMPLEMENTATIONS if has_experts else (),
-        experts_per_token=2 if has_experts else None,
-        supports_checkpointing=True,
-        has_dropout=True,  # it may; compiling then changes the random numbers
-        liger="use_liger_kernel" in named,
-        chunks_loss="chunked_loss" in named,
-        linear_modules=tuple(dict.fromkeys((*ATTENTION_MODULES, *IA3_MODULES))),
-    )

@@ -46,6 +46,12 @@ class TrainingPlan(Value):
     adapter: dict[str, Any] | None = Field(description="arguments of peft's config for its peft_type, or BITFIT")
     quantization: dict[str, Any] | None = Field(description="arguments of BitsAndBytesConfig for the base weights")
 
+    def overrides(self, workload: Workload) -> dict[str, Any]:
+        """Return all arguments that a search decides, to lay over a user's own; what it leaves out is default."""
+        theirs = {"seed", *workload.fixed_arguments}
+        decided = {name: value for name, value in {**_DEFAULTS, **self.tuned}.items() if name not in theirs}
+        return decided | _under_old_name(self.tuned)
+
 
 def training_plan(config: TrainConfig, workload: Workload, hardware: Hardware) -> TrainingPlan:
     """Return what `config` means for `workload` on `hardware`; ValueError: the micro-batch doesn't divide the batch."""
@@ -263,13 +269,6 @@ def transformers_version(hardware: Hardware) -> tuple[int, int]:
     """Return major and minor of the installed transformers, the oldest that is supported if it isn't known."""
     major, minor = hardware.versions.get("transformers", "5.17").split(".")[:2]
     return int(major), int(minor)
-
-
-def overrides(mapping: TrainingPlan, workload: Workload) -> dict[str, Any]:
-    """Return all arguments that a search decides, to lay over a user's own; those that it leaves out are defaults."""
-    theirs = {"seed", *workload.fixed_arguments}
-    decided = {name: value for name, value in {**_DEFAULTS, **mapping.tuned}.items() if name not in theirs}
-    return decided | _under_old_name(mapping.tuned)
 
 
 def _under_old_name(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,36 @@ class Difference(NamedTuple):
     is_adapted: bool  # whether the configuration trains an adapter in fp32, beside frozen weights
     rounds: bool  # whether fp32 matrix products run as TF32 in exactly one of the two
 
+    def of_split(self) -> AllowanceName:
+        # Another micro-batch is exact, unless the model couples samples (batch norm, router loss).
+        if self.facts.split_changes is not None:
+            return "method"
+        return "numerics" if self.facts.batch_coupled else "exact"
+
+    def of_layout(self) -> AllowanceName:
+        # Another layout of the same samples, in rows or over ranks, changes the random numbers of dropout, and padding
+        # and size of the micro-batches that a model may couple.
+        return "numerics" if self.facts.has_dropout or self.facts.batch_coupled else "exact"
+
+    def of_compiling(self) -> AllowanceName:
+        # Compiling may switch TF32 on, and compiled dropout draws other random numbers.
+        return "numerics" if self.facts.has_dropout or self.rounds else "exact"
+
+    def of_optimizer(self) -> AllowanceName:
+        same_update = {"adamw_torch", "adamw_torch_fused"}  # scheduled differently on the device
+        return "exact" if {self.before, self.after} <= same_update else "optimizer"
+
+    def of_precision(self) -> AllowanceName:
+        # Weights that are trained in bf16 lose small updates; frozen ones are read by products in bf16 either way.
+        return "method" if "pure_bf16" in (self.before, self.after) and not self.is_adapted else "numerics"
+
+    def of_sharding(self) -> AllowanceName:
+        # Sharding changes no number in fp32. With 16-bit arithmetic each library rounds in other places: DDP reduces
+        # gradients in fp32 and casts operator by operator; accelerate has FSDP reduce in 16 bits and cast whole units
+        # (`set_mixed_precision`); replicas add up in two stages; DeepSpeed trains 16-bit weights with fp32 masters.
+        libraries = {str(sharding).partition("_")[0] for sharding in (self.before, self.after)}
+        return "numerics" if self.precision in ("bf16", "fp16", "fp8") and len(libraries) > 1 else "exact"
+
 
 @dataclass(frozen=True)
 class Knob:
@@ -77,42 +107,6 @@ class Knob:
         if callable(self.feature):
             return self.feature(value)
         return None if self.feature is None or value == self.field.default else self.feature.format(value)
-
-
-def _of_split(change: Difference) -> AllowanceName:
-    # Another micro-batch is exact, unless the model couples samples (batch norm, router loss).
-    if change.facts.split_changes is not None:
-        return "method"
-    return "numerics" if change.facts.batch_coupled else "exact"
-
-
-def _of_layout(change: Difference) -> AllowanceName:
-    # Another layout of the same samples, in rows or over ranks, changes the random numbers of dropout, and padding and
-    # size of the micro-batches that a model may couple.
-    return "numerics" if change.facts.has_dropout or change.facts.batch_coupled else "exact"
-
-
-def _of_compiling(change: Difference) -> AllowanceName:
-    # Compiling may switch TF32 on, and compiled dropout draws other random numbers.
-    return "numerics" if change.facts.has_dropout or change.rounds else "exact"
-
-
-def _of_optimizer(change: Difference) -> AllowanceName:
-    same_update = {"adamw_torch", "adamw_torch_fused"}  # scheduled differently on the device
-    return "exact" if {change.before, change.after} <= same_update else "optimizer"
-
-
-def _of_precision(change: Difference) -> AllowanceName:
-    # Weights that are trained in bf16 lose small updates; frozen ones are read by products in bf16 either way.
-    return "method" if "pure_bf16" in (change.before, change.after) and not change.is_adapted else "numerics"
-
-
-def _of_sharding(change: Difference) -> AllowanceName:
-    # Sharding changes no number in fp32. With 16-bit arithmetic each library rounds in other places: DDP reduces
-    # gradients in fp32 and casts operator by operator; accelerate has FSDP reduce in 16 bits and cast whole units
-    # (`set_mixed_precision`); replicas add up in two stages; DeepSpeed trains 16-bit weights with fp32 masters.
-    libraries = {str(sharding).partition("_")[0] for sharding in (change.before, change.after)}
-    return "numerics" if change.precision in ("bf16", "fp16", "fp8") and len(libraries) > 1 else "exact"
 
 
 # Upper bound of the micro-batch in samples: SigLIP's batch (arXiv:2303.15343), the largest published.
@@ -318,10 +312,10 @@ class TrainConfig(Value):  # noqa: PLW1641  # the hash of a frozen value is made
 _OF_SAMPLING = {"group_by_length": "grouped", "batch_rebalance": "balanced"}
 
 _KNOBS = {
-    "per_device_train_batch_size": Knob(_of_split, "micro-batch", argument="always"),
-    "precision": Knob(_of_precision, feature="precision={}".format),
+    "per_device_train_batch_size": Knob(Difference.of_split, "micro-batch", argument="always"),
+    "precision": Knob(Difference.of_precision, feature="precision={}".format),
     "tf32": Knob(lambda change: "numerics" if change.rounds else "exact", feature="tf32"),
-    "optim": Knob(_of_optimizer, argument="always", feature="optim={}".format),
+    "optim": Knob(Difference.of_optimizer, argument="always", feature="optim={}".format),
     "checkpointing": Knob("exact", feature="checkpointing={}"),
     "attn_implementation": Knob("exact", "attention", feature="attention={}".format),
     "experts_implementation": Knob("exact", "experts", feature="experts={}"),
@@ -329,8 +323,8 @@ _KNOBS = {
     "expert_capacity": Knob("method"),
     "use_liger_kernel": Knob("numerics", "liger", argument="unless default", feature="liger"),
     "chunked_loss": Knob("numerics", feature="chunked-loss"),
-    "torch_compile_backend": Knob(_of_compiling, "compile", argument="unless default", feature="compile={}"),
-    "torch_compile_mode": Knob(_of_compiling, "compile-mode", argument="unless default"),
+    "torch_compile_backend": Knob(Difference.of_compiling, "compile", argument="unless default", feature="compile={}"),
+    "torch_compile_mode": Knob(Difference.of_compiling, "compile-mode", argument="unless default"),
     "activation_memory_budget": Knob("numerics", feature="activation-budget={}"),
     "adapter": Knob("method", feature="adapter"),
     "quantization": Knob("method", feature=lambda kind: kind and f"quantization={kind.partition('-')[0]}"),
@@ -340,20 +334,20 @@ _KNOBS = {
     "non_blocking": Knob("exact", "non-blocking", is_traced=False, feature="non-blocking"),
     "logging_nan_inf_filter": Knob("exact", "nan-filter", argument="unless default", is_traced=False, feature="nans"),
     "train_sampling_strategy": Knob("numerics", "sampling", argument="always", feature=_OF_SAMPLING.get),
-    "packing": Knob(_of_layout, feature="packed"),
-    "pad_to_multiple_of": Knob(_of_layout, feature="padded={}"),
+    "packing": Knob(Difference.of_layout, feature="packed"),
+    "pad_to_multiple_of": Knob(Difference.of_layout, feature="padded={}"),
     "generation_batch_size": Knob("exact", "generation-batch"),
     "precompute_ref_log_probs": Knob("exact", "precompute-ref"),
     "torch_empty_cache_steps": Knob(
         "exact", "empty-cache", argument="unless default", is_traced=False, feature="empty-cache={}"
     ),
     "expandable_segments": Knob("exact", feature="expandable-segments", is_traced=False),
-    "parallelism.world_size": Knob(_of_layout, "devices", feature="several"),
-    "parallelism.sharding": Knob(_of_sharding, "sharding", feature="sharding={}"),
-    "parallelism.tensor_parallel": Knob(_of_layout, "tensor-parallel"),
-    "parallelism.sequence_parallel": Knob(_of_layout, "sequence-parallel"),
-    "parallelism.model_parallel": Knob(_of_layout, "model-parallel"),
-    "parallelism.replicas": Knob(_of_sharding, "fsdp-replicas"),
+    "parallelism.world_size": Knob(Difference.of_layout, "devices", feature="several"),
+    "parallelism.sharding": Knob(Difference.of_sharding, "sharding", feature="sharding={}"),
+    "parallelism.tensor_parallel": Knob(Difference.of_layout, "tensor-parallel"),
+    "parallelism.sequence_parallel": Knob(Difference.of_layout, "sequence-parallel"),
+    "parallelism.model_parallel": Knob(Difference.of_layout, "model-parallel"),
+    "parallelism.replicas": Knob(Difference.of_sharding, "fsdp-replicas"),
     "parallelism.offload": Knob("exact", "offload"),
     "parallelism.wrapping": Knob("exact", "fsdp-wrapping"),
     "parallelism.ddp_bucket_cap_mb": Knob("exact", "ddp-bucket-cap-mb"),

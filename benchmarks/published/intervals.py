@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autotune.cost.corrections import Process, TimeSpread, Z, known_by, time_process
+from autotune.cost.corrections import Process, TimeSpread, Z, known_by
 from autotune.cost.profile import Profile
 from autotune.cost.rates import sheet_rates
 from autotune.cost.sharding import network_of
@@ -192,7 +192,7 @@ def estimated(rows: Sequence[Timed]) -> dict[str, TimeSpread]:
 
 def _ratio(source: Sequence[Timed]) -> float:
     """Return the variance of rows about their median over what the priors of their knobs would give."""
-    process = time_process(TimeSpread(0.0))
+    process = TimeSpread(0.0).process()
     usual = process.predict([_features(t) for t in source])[1] ** 2 + process.noise**2
     return float(np.mean(np.square(_from_median(source))) / np.mean(usual))
 
@@ -230,7 +230,7 @@ def left_out(rows: Sequence[Timed]) -> list[Held]:
             widest = max(spreads.values())  # of what nothing is known by the others
             for timed in source:
                 spread = spreads.get(timed.known, widest)
-                held.append(Held.by(time_process(spread), timed, spread))
+                held.append(Held.by(spread.process(), timed, spread))
     return held
 
 
@@ -239,7 +239,7 @@ def after_one(rows: Sequence[Timed], spreads: dict[str, TimeSpread]) -> list[Hel
     held = []
     for first, *others in _grouped(rows, lambda t: (t.row.group, t.setup.spec.name, t.setup.devices)).values():
         spread = spreads[first.known]
-        process = time_process(spread, [_features(first)], [first.log_factor])
+        process = spread.process([_features(first)], [first.log_factor])
         held += [Held.by(process, timed, spread) for timed in others]
     return held
 
@@ -270,7 +270,7 @@ def time_figures(rows: Sequence[Timed]) -> dict[str, Any]:
         groups[f"device {setup.gpu.name}{f' x {setup.devices}' * several}"].append(h)
         groups[f"technique {setup.technique}{' on several' * several}"].append(h)
     after = _grouped(after_one(rows, spreads), lambda h: "one device" if h.timed.alone else "several devices")
-    every = [Held.by(time_process(spreads[t.known]), t, spreads[t.known]) for t in rows]
+    every = [Held.by(spreads[t.known].process(), t, spreads[t.known]) for t in rows]
     known = _grouped(every, lambda h: f"{h.timed.known}, {'one device' if h.timed.alone else 'several'}")
     return {
         "left_out": {name: figures(group) for name, group in sorted(groups.items())},

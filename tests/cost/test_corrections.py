@@ -16,7 +16,6 @@ from autotune.cost.corrections import (
     memory_features,
     regression,
     time_features,
-    time_spread,
 )
 from autotune.cost.memory import Components
 from autotune.units import GIB
@@ -126,12 +125,12 @@ def test_coefficients_go_from_their_priors_to_the_truth():
 
 def test_measured_operators_are_the_surest_and_a_processors_rates_the_least_sure():
     rates = make_rates()
-    assert time_spread(rates, make_gpu()) < time_spread(rates, make_hardware())
+    assert TimeSpread.of(rates, make_gpu()) < TimeSpread.of(rates, make_hardware())
     timed = rates.model_copy(update={"timings": Timings(operator_s=0.0, micro_step_s=0.0)})
-    assert time_spread(timed, make_hardware()) < time_spread(rates, make_hardware())
+    assert TimeSpread.of(timed, make_hardware()) < TimeSpread.of(rates, make_hardware())
     # A GPU with published trainings is surer than its generation, and that than a data sheet.
     names = ("NVIDIA A100-SXM4-80GB", "NVIDIA A10", "NVIDIA H100 80GB HBM3")
-    spreads = [time_spread(rates, make_gpu(name=name)) for name in names]
+    spreads = [TimeSpread.of(rates, make_gpu(name=name)) for name in names]
     assert sorted(spreads) == spreads
     assert len(set(spreads)) == 3
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from profiles import parts_of
 
-from autotune.cost.full_depth import NotLinear, joined, storages_of, unlike_share, work_of
+from autotune.cost.full_depth import NotLinear, Pass, storages_of, unlike_share, work_of
 from autotune.cost.profile import CONTRACTION, ELEMENTWISE
 from autotune.cost.tape import Tape
 from autotune.values.techniques import LoraAdapter
@@ -69,14 +69,14 @@ def tape(names: str, flops=None, **fields) -> Tape:
 
 def one(names: str, **fields):
     """Of equal tapes at two micro-batches: nothing depends on the batch."""
-    return joined(tape(names, **fields), tape(names, **fields))
+    return Pass.of(tape(names, **fields), tape(names, **fields))
 
 
 def test_two_micro_batches_make_lines_unless_the_operators_change():
-    both_tapes = joined(tape("a", flops=[30.0]), tape("a", flops=[50.0]))
+    both_tapes = Pass.of(tape("a", flops=[30.0]), tape("a", flops=[50.0]))
     assert both_tapes.lines("flops").tolist() == [[10.0, 10.0]]
     with pytest.raises(NotLinear, match="micro-batch"):
-        joined(tape("ab"), tape("ac"))
+        Pass.of(tape("ab"), tape("ac"))
 
 
 @pytest.mark.parametrize("deeper", ["pXlXq", "plq", "plll", "qlllp"])

@@ -14,7 +14,7 @@ from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Traini
 from autotune.errors import InputError
 from autotune.exports import launch_files, targets
 from autotune.exports.launch_files import ACCELERATE, ARGUMENTS, DEEPSPEED, FSDP, flags, in_code, user_launch
-from autotune.training.arguments import UNIT_PARAMETERS, overrides, training_plan
+from autotune.training.arguments import UNIT_PARAMETERS, training_plan
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.values.budget import Soaked
 from autotune.values.config import Parallelism
@@ -189,7 +189,7 @@ def user_answer(config, code=None, others=(), hardware=None, **workload):
     base, hardware = answers.BASE, hardware or make_hardware()
     code = code or OwnCode(kind="script", shown="python train.py", command=("train.py", "--lr", "1"), directory="/")
     made = make_workload(**workload)
-    own = overrides(training_plan(base, made, hardware), made)  # the script's are those of the baseline
+    own = training_plan(base, made, hardware).overrides(made)  # the script's are those of the baseline
     made = made.model_copy(update={"own_code": code.model_copy(update={"arguments": own})})
     found = with_methods(answers.answer([(base, 10.0), (config, 20.0), *others], workload=made, hardware=hardware))
     assert found.best.config == config

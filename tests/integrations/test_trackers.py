@@ -10,7 +10,7 @@ from finished_searches import BEST, make_search
 from search_events import Heard
 
 from autotune.errors import MachineError
-from autotune.integrations.trackers import Tracking, answer_of, check, run_of
+from autotune.integrations.trackers import Run, Tracking, answer_of, check
 from autotune.storage.run_directory import RunDirectory
 from autotune.units import GIB
 from autotune.value import write_value
@@ -103,7 +103,7 @@ def test_a_missing_library_is_said_before_the_search_though_a_folder_is_called_s
     ],
 )
 def test_a_run_has_the_configuration_as_plain_parameters_and_says_what_its_search_is_about(config, shown):
-    written = run_of(PLAN, make_result(config)).config
+    written = Run.of(PLAN, make_result(config)).config
     assert shown.items() <= written.items()
     assert any(name.startswith("parallelism") for name in written) == (not config.parallelism.is_single)
     assert (written["model"], written["memory_budget_gib"]) == ("tiny", 8.0)
@@ -132,7 +132,7 @@ FAILURE = make_failure(TrialStatus.OUT_OF_MEMORY, "x" * 5000, memory=Memory(resi
     ids=["completed", "failed", "of unknown memory", "own loop"],
 )  # fmt: skip
 def test_a_run_has_what_is_known_of_its_trial(result, config, metrics, left_out):
-    run = run_of(PLAN, result)
+    run = Run.of(PLAN, result)
     assert (run.name, run.step) == ("trial-0007", 7)
     assert config.items() <= run.config.items()
     assert metrics.items() <= run.metrics.items()
@@ -141,7 +141,7 @@ def test_a_run_has_what_is_known_of_its_trial(result, config, metrics, left_out)
 
 def test_samples_without_tokens_have_no_rate_of_them():
     plan = make_plan(workload=make_workload(task=Task.OWN))
-    assert "tokens_per_second" not in run_of(plan, make_result(outcome=OWN_LOOP)).metrics
+    assert "tokens_per_second" not in Run.of(plan, make_result(outcome=OWN_LOOP)).metrics
 
 
 def test_the_answer_is_told_once(directory, told, tmp_path):

@@ -15,7 +15,6 @@ from autotune.training.arguments import (
     TrainingPlan,
     building_device,
     effective_tf32,
-    overrides,
     training_plan,
 )
 from autotune.values.config import Parallelism, Precision
@@ -175,7 +174,7 @@ def test_searched_arguments_are_exactly_those_that_the_mapping_can_decide():
 
 
 def test_what_is_laid_over_own_arguments_undoes_all_that_a_search_decides():
-    laid = overrides(mapped(), make_workload())
+    laid = mapped().overrides(make_workload())
     assert laid.keys() == SEARCHED_ARGUMENTS - DDP.keys()  # those of one device
     usual = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     decided = mapped().tuned.keys()
@@ -185,7 +184,7 @@ def test_what_is_laid_over_own_arguments_undoes_all_that_a_search_decides():
 
 def test_what_is_laid_over_leaves_the_rest_of_the_own_arguments_alone():
     fixed = {"learning_rate": 0.1}
-    laid = overrides(mapped(fixed=fixed, checkpointing="full"), make_workload(fixed_arguments=fixed))
+    laid = mapped(fixed=fixed, checkpointing="full").overrides(make_workload(fixed_arguments=fixed))
     assert not {"learning_rate", "seed"} & laid.keys()
     assert laid["gradient_checkpointing"] is laid["activation_checkpointing"] is True
     assert laid["gradient_checkpointing_kwargs"] == laid["activation_checkpointing_kwargs"]
