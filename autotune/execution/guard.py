@@ -18,7 +18,6 @@ The reserve is for the first step's own kernels. If the device shares the host's
 
 import abc
 import contextlib
-import os
 import resource
 import sys
 from pathlib import Path
@@ -27,14 +26,7 @@ from typing import Self
 from autotune.execution.environment import wait_for_all
 from autotune.units import show_memory
 from autotune.values.conditions import own_used_bytes
-from autotune.values.hardware import (
-    MMAP_THRESHOLD,
-    OWN_MMAP_THRESHOLD,
-    cuda_used_bytes,
-    keep_freed_blocks,
-    memory_of,
-    nvml_handle,
-)
+from autotune.values.hardware import cuda_used_bytes, gives_blocks_back, keep_freed_blocks, memory_of, nvml_handle
 from autotune.values.trial import Memory
 
 # The reserve for the kernels that the first step loads: a guess, since their size differs by GPU and build. A step that
@@ -128,7 +120,7 @@ class CpuGuard(MemoryGuard):
         _restart_peak()
 
     def relax(self) -> None:
-        if os.environ.get(MMAP_THRESHOLD) != OWN_MMAP_THRESHOLD:  # the user's own, which training has too
+        if not gives_blocks_back():  # training will do as the trial does
             return
         self._final = self.peak()
         self.check()

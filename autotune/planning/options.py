@@ -29,7 +29,7 @@ from autotune.errors import InputError, first_complaint
 from autotune.space.knobs import fixed_values, fixed_words, in_words, knob_named
 from autotune.units import parse_count, parse_memory, parse_time_s
 from autotune.value import Value
-from autotune.values.budget import DEFAULT_LOSS_STEPS, LEAST_LOSS_STEPS, Effort
+from autotune.values.budget import LEAST_LOSS_STEPS, Effort
 from autotune.values.config import LARGEST_BATCH, LARGEST_SEED, Allowance, Scalar
 from autotune.values.estimate import Evaluation
 from autotune.values.problem import Engine, Fleet
@@ -166,7 +166,7 @@ class SearchOptions(WorkloadOptions):
             raise InputError(f"--check-loss {asked}: {why}")
         if asked and asked < LEAST_LOSS_STEPS:
             raise InputError(f"--check-loss {asked}: fewer than {LEAST_LOSS_STEPS} steps tell nothing")
-        return asked if asked is not None else 0 if is_free else DEFAULT_LOSS_STEPS[self.effort]
+        return asked if asked is not None else 0 if is_free else self.effort.loss_steps
 
 
 class EstimateOptions(WorkloadOptions):

@@ -22,6 +22,11 @@ class Effort(StrEnum):
     STANDARD = "standard"
     THOROUGH = "thorough"
 
+    @property
+    def loss_steps(self) -> int:
+        """Optimizer steps of each of three loss runs: too many for a search of five minutes, few for one of forty."""
+        return 0 if self is Effort.QUICK else 20
+
 
 class Budget(Value):
     """Limits of a search and of each of its trials."""
@@ -91,9 +96,6 @@ LEAST_LOSS_STEPS = 2 * PASSES
 # in place of 0.2, Mixtral, OLMoE and Qwen2-MoE took 0 to 2.7 % more memory on a CPU.
 UNEVEN_ROUTING = 0.03
 
-# Optimizer steps of each of the three loss runs: too many for a search of five minutes, few for one of forty.
-DEFAULT_LOSS_STEPS = {Effort.QUICK: 0, Effort.STANDARD: 20, Effort.THOROUGH: 20}
-
 
 class SoakTask(Value):
     """Evaluate with the first of these batch sizes that fits, and save a checkpoint."""
@@ -110,6 +112,10 @@ class LossTask(Value):
     steps: PositiveInt
     pass_steps: PositiveInt  # steps until the samples come again
     seed: NonNegativeInt  # of randomness in training; weights and samples have the workload's seed
+
+    @classmethod
+    def of(cls, steps: int, seed: int) -> "LossTask":
+        return cls(steps=steps, pass_steps=max(1, steps // PASSES), seed=seed)
 
 
 class ProfileTask(Value):

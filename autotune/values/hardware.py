@@ -198,9 +198,14 @@ def allocator_settings() -> str | None:
     return os.environ.get(ALLOCATOR_VARIABLE, os.environ.get("PYTORCH_CUDA_ALLOC_CONF"))  # the older name
 
 
+def gives_blocks_back() -> bool:
+    """Return whether malloc gives back the blocks that this process frees, by our threshold and not the user's own."""
+    return os.environ.get(MMAP_THRESHOLD) == OWN_MMAP_THRESHOLD
+
+
 def keep_freed_blocks() -> None:
     """Let malloc keep the blocks that this process frees, as it usually does, unless the user has set its threshold."""
-    if os.environ.get(MMAP_THRESHOLD) != OWN_MMAP_THRESHOLD:
+    if not gives_blocks_back():
         return
     # The thresholds that glibc's malloc sets itself when blocks of up to 32 MiB are freed (mallopt(3)).
     libc = ctypes.CDLL(None)

@@ -14,8 +14,6 @@ from autotune.space.knobs import changes
 from autotune.space.space import History
 from autotune.units import show_memory, show_time
 from autotune.values.budget import (
-    DEFAULT_LOSS_STEPS,
-    PASSES,
     UNEVEN_ROUTING,
     CheckTask,
     Effort,
@@ -167,7 +165,7 @@ class Proof:
         reference, steps = self.reference() or self._plan.baseline, max(1, self._plan.loss_steps)
         found = []
         for config, further in ((reference, 0), (reference, 1), (winner, 0)):
-            task = LossTask(steps=steps, pass_steps=max(1, steps // PASSES), seed=self._plan.workload.seed + further)
+            task = LossTask.of(steps, self._plan.workload.seed + further)
             known = (r for r in self._results if r.request.task == task and r.request.config == config)
             found.append((config, task, next(known, None)))
         return found
@@ -182,7 +180,7 @@ class Proof:
         if self._plan.workload.generates:
             return "other completions have other losses"
         if not self._plan.loss_steps:
-            return f"--check-loss {DEFAULT_LOSS_STEPS[Effort.STANDARD]} does it"
+            return f"--check-loss {Effort.STANDARD.loss_steps} does it"
         if reference is None:
             return "neither the baseline nor it with a smaller micro-batch completed a trial"
         if winner == reference:

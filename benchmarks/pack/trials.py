@@ -143,7 +143,7 @@ def check_losses(session: Session) -> None:
 def _curve(session: Session, name: str, fields: Mapping[str, Any], *, seed: int) -> LossCurve | None:
     task = workload("llama", session.hardware, session.scratch)
     config = config_of({**_REFERENCE, **fields}, session.hardware)
-    run = LossTask(steps=LOSS_STEPS, pass_steps=LOSS_STEPS // PASSES, seed=task.seed + seed)
+    run = LossTask.of(LOSS_STEPS, task.seed + seed)
     fields = {"purpose": Purpose.LOSS_CHECK, "accumulation_steps": task.accumulation_steps(config), "task": run}
     steps = {"discarded_steps": 1, "measure_steps": LOSS_STEPS, "measure_time_s": 1e9, "relative_interval": 1e-12}
     request = request_of(session.number(), config, task, session.hardware, fields, **steps)

@@ -11,7 +11,6 @@ from vision_language import vision_language
 from autotune.errors import InputError
 from autotune.planning.workload import with_batch
 from autotune.space.rules import refusals
-from autotune.values.budget import DEFAULT_LOSS_STEPS
 from autotune.values.config import Precision
 from autotune.values.model import Task
 from autotune.values.trial import Purpose
@@ -140,7 +139,7 @@ def test_a_recipe_has_defaults_and_trls_own_baseline(arguments):
     # Steps that generate are run whole, and their losses can't be compared.
     made = (p.request_of(make_config(4), Purpose.SEARCH, number=1, timeout_s=9.0) for p in (grpo, dpo))
     assert [request.accumulation_steps for request in made] == [8, 2]
-    assert (grpo.loss_steps, dpo.loss_steps) == (0, DEFAULT_LOSS_STEPS[dpo.budget.effort])
+    assert (grpo.loss_steps, dpo.loss_steps) == (0, dpo.budget.effort.loss_steps)
 
 
 @trl
