@@ -46,9 +46,7 @@ from autotune.values.time_spent import Stopwatch
 from autotune.values.trial import Failure, Measurement, Memory, PeakParts, Purpose, Refusal, TrialResult, TrialStatus
 
 _LEAST_CAPABILITY = (7, 5)  # of torch's builds for CUDA 13
-_MOST_LEVERS = 3
 _SURELY = 0.95  # of a GPU's memory: what is predicted to need at most that is tried
-_LIMIT_S = 1800.0
 _SHARDING = "parallelism.sharding"  # in 16 bits each library rounds in other places
 
 
@@ -162,7 +160,7 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
         def run(config: TrainConfig, memory_bytes: int) -> TrialResult:
             own = plan.workload.fixed_arguments.get("per_device_eval_batch_size", 8)
             task = SoakTask(eval_batch_sizes=(int(own),), in_parts=True)
-            request = plan.request_of(config, Purpose.SOAK, number=next(numbers), timeout_s=_LIMIT_S, task=task)
+            request = plan.request_of(config, Purpose.SOAK, number=next(numbers), timeout_s=1800.0, task=task)
             limits = request.limits.model_copy(update={"memory_bytes": memory_bytes})
             return backend.pool.run(request.model_copy(update={"limits": limits}))
 
@@ -227,7 +225,7 @@ def _lighter(plan: SearchPlan, model: CostModel | None, seen: Measurement) -> li
     fitting = [i for i, each in enumerate(needed) if each <= _SURELY * plan.memory_bytes]
     for i in sorted(fitting, key=lambda i: (len(of_each[legal[i]]), -rates[i])):
         by_knobs.setdefault(tuple(change.knob for change in of_each[legal[i]]), legal[i])
-    return list(by_knobs.values())[:_MOST_LEVERS]
+    return list(by_knobs.values())[:3]
 
 
 if __name__ == "__main__":

@@ -30,9 +30,6 @@ from autotune.training.loss import base_model, normalize_loss
 
 _PRIME = 13  # divides no usual width, length or vocabulary
 
-# Equal layers may make a buffer anew or use an old one again, and all layers' saved tensors are detached at once.
-_NO_OPERATORS = ("as_strided", "detach", "device", "empty_strided")
-
 
 def compiled_step(model: Any, family: Family, shape: Shape, samples: Sequence[int]) -> list[Tape]:
     """Return the tapes of a compiled model's forward and backward pass, one for each micro-batch in `samples`.
@@ -92,7 +89,8 @@ class _ProgramRecorder(Recorder):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.partition("::")[2]
-        if name not in _NO_OPERATORS:
+        # Equal layers may make a buffer anew or use an old one again, and saved tensors are detached all at once.
+        if name not in ("as_strided", "detach", "device", "empty_strided"):
             return super().__torch_dispatch__(func, types, args, kwargs)
         out = func(*args, **(kwargs or {}))
         if name == "empty_strided":

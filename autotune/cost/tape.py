@@ -29,9 +29,6 @@ _NO_WORK = frozenset(
      "is_same_size")
 )  # fmt: skip
 
-# Losses whose result keeps the memory of those of all elements (Loss.cpp in aten), except on the meta device.
-_KEPT_WHOLE = frozenset(("mse_loss", "smooth_l1_loss", "binary_cross_entropy"))
-
 
 class _Operator(NamedTuple):  # the fields of `Tape`
     name: str
@@ -121,7 +118,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._numbers and self._is_aside((args, tuple(kwargs.values())), out):
             return out
         name = func._schema.name.partition("::")[2]
-        if name in _KEPT_WHOLE and out.is_meta and out.dim() == 0:
+        # Losses whose result keeps the memory of those of all elements (Loss.cpp in aten), except on the meta device.
+        if name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy") and out.is_meta and out.dim() == 0:
             out = args[0].new_empty(args[0].shape).as_strided((), ())
         outputs = tensors_in(out)
         fresh = [tensor for tensor in outputs if self._is_new(tensor)]

@@ -42,9 +42,6 @@ RANKED = (
     "chunked-loss, QLoRA as adapter=lora,quantization=nf4) is estimated when it is given (--fix)"
 )
 
-# The parameters for which the notes name the values that are not ranked.
-_PARAMETERS = ("precision", "tf32", "optim", "checkpointing", "adapter")
-
 
 def report(options: EstimateOptions) -> reports.Report:
     """Return the estimate that `options` ask for, or raise a NothingFitsError if a ranking has nothing that fits.
@@ -214,7 +211,8 @@ def left_out(space: SearchSpace) -> tuple[str, ...]:
     """Return a line for each reason why values aren't ranked, with the values."""
     reasons: dict[str, list[str]] = {}
     for (name, value), reason in space.left_out.items():
-        if name in _PARAMETERS:
+        # The parameters for which the notes name the values that are not ranked.
+        if name in ("precision", "tf32", "optim", "checkpointing", "adapter"):
             reasons.setdefault(reason, []).append(in_words(name, value))
     return tuple(f"not ranked: {', '.join(options)}: {reason}" for reason, options in reasons.items())
 

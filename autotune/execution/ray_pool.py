@@ -29,9 +29,6 @@ from autotune.execution.share import DATA, Files, Share, clean
 from autotune.value import write_bytes, write_value
 from autotune.values.trial import Description, Failure, Inquiry, Rendezvous, TrialRequest, TrialResult, TrialStatus
 
-_GRACE_S = 20.0  # for the other nodes of a trial after the first has failed, as when they lose a connection
-_PATIENCE_S = 10.0  # of waiting for nodes that others use until the user is told of it
-
 logger = logging.getLogger(__name__)
 
 
@@ -106,7 +103,8 @@ class _Place:
                 results[rank] = answer[0]
                 files |= answer[1]
                 if results[rank].measurement is None:  # the others may wait for it
-                    deadline = min(deadline, time.monotonic() + _GRACE_S)
+                    # The other nodes get this long after the first has failed, as when they lose a connection.
+                    deadline = min(deadline, time.monotonic() + 20.0)
         self.is_at_rest = not calls
         outcome = outcome_of_nodes({rank: result.outcome for rank, result in results.items()}, request)
         warnings = tuple(dict.fromkeys(line for result in results.values() for line in result.warnings))
@@ -296,7 +294,8 @@ class RayPool(Runner):
             try:
                 if new.is_reserved(wait_s=1.0):
                     return new
-                if not self._has_told and time.monotonic() - began > _PATIENCE_S:
+                # The user is told that other programs use the nodes once it has waited this long.
+                if not self._has_told and time.monotonic() - began > 10.0:
                     self._has_told = True
                     logger.warning("autotune: waiting for %s to be free; `ray status` shows what is used", new.needs)
             except exceptions.RayError as error:  # a node was lost before any trial began there

@@ -41,12 +41,6 @@ FILE_NAME = "autotune-production.jsonl"
 # The first steps of a training, which are slower: compiling, filling caches, a loss scaler that finds its scale.
 DISCARDED_STEPS = 3
 
-# Steps whose marks are held before they are read, where nothing is logged; reading them waits for the device.
-_MOST_PENDING = 500
-
-# Waiting for data is a reason if its share of the time exceeds the promised share by this much.
-WORTH_TELLING = 0.05
-
 # Packages whose versions change the time of a step.
 _PACKAGES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "deepspeed")
 
@@ -161,7 +155,8 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         self._mark = end
         if self._discarded % 50 == 0:
             self._watch.look()  # at clock and temperature of a GPU, while it computes
-        if len(self._pending) >= _MOST_PENDING:
+        # Steps whose marks are held before they are read, where nothing is logged; reading them waits for the device.
+        if len(self._pending) >= 500:
             self._read()
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -279,6 +274,7 @@ def differences(
     rows += [row for row in known if None not in row]
     told = [f"{what} {now} (promised {wanted})" for what, wanted, now in rows if plain(wanted) != plain(now)]
     waited = result.best.measurement.data_wait_share if result.best.measurement is not None else None
-    if data_wait_share is not None and data_wait_share > (waited or 0.0) + WORTH_TELLING:
+    # Waiting for data is a reason if its share of the time exceeds the promised share by this much.
+    if data_wait_share is not None and data_wait_share > (waited or 0.0) + 0.05:
         told.append(f"waiting for data: {data_wait_share:.0%} of a step (promised {waited or 0.0:.0%})")
     return told

@@ -15,9 +15,6 @@ from autotune.values.workload import Workload
 # Yields reasons why a configuration can't run, of which the first counts.
 Rule = Callable[[TrainConfig, Workload, ModelFacts, Hardware], Iterator[str]]
 
-# Optimizers that update element by element with torch's own operations, so that they work on shards.
-_ELEMENTWISE = frozenset({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"})
-
 
 def _devices(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     spread = config.parallelism
@@ -81,7 +78,8 @@ def _fsdp(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: 
 
 def _on_shards(config: TrainConfig, of: str) -> Iterator[str]:
     row = OPTIMIZERS[config.optim]
-    if config.optim in _ELEMENTWISE:
+    # Optimizers that update element by element with torch's own operations, so that they work on shards.
+    if config.optim in {"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop"}:
         return
     if row.package == "bitsandbytes":
         yield f"{of}: {config.optim}: bitsandbytes' kernels take plain tensors, and shards are DTensors"

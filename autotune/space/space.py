@@ -24,9 +24,6 @@ from autotune.values.workload import Workload
 
 Point = dict[str, Scalar]
 
-# Least share of a step spent waiting for data for which other ways of loading data are tried.
-WORTHWHILE_DATA_WAIT = 0.01
-
 # Knobs of loading data and of the host's waits, without influence on device memory, and their values in comparisons.
 LOADING = {
     "dataloader_num_workers": 0, "dataloader_prefetch_factor": None, "dataloader_pin_memory": False,
@@ -317,7 +314,8 @@ class History:
             return "nothing measured says that a step waits for its data"
         share, theirs = leader.measurement.data_wait_share, loading_of(leader.request.config)
         loads = any(getattr(config, name) != value for name, value in theirs.items() if name.startswith("dataloader_"))
-        if loads and share is not None and share < WORTHWHILE_DATA_WAIT:
+        # Least share of a step spent waiting for data for which other ways of loading data are tried.
+        if loads and share is not None and share < 0.01:
             return f"a step of the leader waits for data {share:.1%} of its time: loading them otherwise can't pay"
         if config.model_copy(update=theirs) != leader.request.config:
             return "another way of loading data is tried with the leader alone"

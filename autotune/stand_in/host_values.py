@@ -26,7 +26,6 @@ from autotune.stand_in.device import bypass
 
 # Of a tensor that is known: of fractions (images) less, as frozen weights are some too.
 _MOST_BYTES, _MOST_FRACTION_BYTES = 1 << 30, 16 << 20
-_FEW_BYTES = 64 << 10  # of fractions from which fractions are computed: no model's activations
 
 # Operators, by how their names begin: they compute fractions alone, or make memory.
 _LEFT_OUT = (
@@ -134,7 +133,8 @@ def _beside(operator: Any, base: str, kernel: Callable[..., Any]) -> Callable[..
         if base not in _SHAPED_BY_VALUES:
             with reading("all"):  # of a kernel's own
                 result = kernel(keys, *args, **kwargs)
-        of_many = any(t.is_floating_point() and t.nbytes > _FEW_BYTES for t in given)
+        # Fractions that are computed from so few bytes of fractions are no model's activations.
+        of_many = any(t.is_floating_point() and t.nbytes > (64 << 10) for t in given)
         made = _tensors(result)
         lost = {id(t) for t in made if t.is_floating_point() and (of_many or t.nbytes > _MOST_FRACTION_BYTES)}
         for tensor in written:  # other results are new, or views of what is known

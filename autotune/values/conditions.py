@@ -15,10 +15,6 @@ from pydantic import Field
 from autotune.value import Value
 from autotune.values.hardware import nvml_handle
 
-# Least share of the measured time for which a disturbance is reported: on idle machines the kernel and its daemons take
-# less than 1 %, and 5 % is more than the confidence intervals that a search aims at.
-WORTH_A_WARNING = 0.05
-
 # Largest share of the machine that other processes may take for a measurement that later searches use.
 QUIET_SHARE = 0.10
 
@@ -68,7 +64,9 @@ class Conditions(Value):
         return [
             (share, f"{taker} took {share:.0%} of the cores' time")
             for taker, share in takers.items()
-            if share is not None and self.could_cost(share) >= WORTH_A_WARNING
+            # Least share of the measured time for which a disturbance is reported: on idle machines the kernel and its
+            # daemons take less than 1 %, and 5 % is more than the confidence intervals that a search aims at.
+            if share is not None and self.could_cost(share) >= 0.05
         ]
 
     @classmethod

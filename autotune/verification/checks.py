@@ -32,7 +32,6 @@ from autotune.verification.loss_check import compare
 # But it may store the logits of a whole batch, so smaller sizes down to one sample are tried too.
 EVAL_MULTIPLE = 8
 LOSS_SHARE = 0.15  # of the search's time that comparing losses may take, unless the user asked for it
-PROFILE_SHARE = 0.02  # of the search's time that a profile may take
 
 
 class Check(NamedTuple):
@@ -68,7 +67,8 @@ class Proof:
             is_over = self._state.measured(config) is None or self._state.trials(config, Purpose.PROFILE)
             steps = 4 * self._plan.micro_steps(config) / self._plan.workload.accumulation_steps(config)
             expected_s = self._run_s(config, steps)
-            if self._plan.soak and not is_over and expected_s <= PROFILE_SHARE * self._plan.budget.max_time_s:
+            # A profile may take 2 % of the search's time.
+            if self._plan.soak and not is_over and expected_s <= 0.02 * self._plan.budget.max_time_s:
                 return Check(config, Purpose.PROFILE, ProfileTask(), expected_s)
         return None
 

@@ -22,10 +22,6 @@ FINALIST_SHARE = 0.9
 
 WORTH_DECIDING = 1.02  # with a smaller lead the simpler configuration would win anyway
 
-# The share of a compiling first step that is left when its code is in inductor's cache: 0.10 to 0.16 were measured on
-# the stand-in for CUDA (GPT-2 of 8 layers, Llama, T5 and BERT of 12), 0.10 on a CPU.
-_CACHED_SHARE = 1 / 6
-
 
 class Finals:
     """A search's finalists and their final trials; `takes_turns`: trials can be alive at once and compute in turn."""
@@ -253,7 +249,9 @@ class Finals:
         warm_s = step_s * workload.warm_up_micro_steps(config) / workload.accumulation_steps(config)
         first_s = measured.first_step_s - step_s
         if config.torch_compile_backend is not None and self.plan.objective.run_samples is None:
-            first_s *= _CACHED_SHARE
+            # The share of a compiling first step that is left when its code is in inductor's cache: 0.10 to 0.16 were
+            # measured on the stand-in for CUDA (GPT-2 of 8 layers, Llama, T5 and BERT of 12), 0.10 on a CPU.
+            first_s *= 1 / 6
         return measured.startup_s + first_s + warm_s + budget.discarded_s + budget.discarded_steps * warm_s + 2.0
 
     def merged(self, config: TrainConfig) -> Measurement | None:
