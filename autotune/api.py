@@ -21,7 +21,7 @@ from autotune.search.cost_model import check_fits, cost_model
 from autotune.search.run import Backend, Preview, backend_of, check_fleet, conduct, wanted_file, with_network
 from autotune.search.run import preview as previewed
 from autotune.storage import trust
-from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan, read_result, restore
+from autotune.storage.run_directory import RunDirectory, default_run_directory, read_plan, read_result
 from autotune.training.trainer_pickle import model_on_cpu
 from autotune.tuning_result import TuningResult, with_methods
 from autotune.units import show_memory, show_time
@@ -230,7 +230,7 @@ def resume(
     given = {"max_trials": max_trials, "max_time": max_time, **({} if effort is None else {"effort": effort})}
     limits = options_of(SearchOptions, {"model": "", **given})
     with RunDirectory.existing(Path(run_dir)) as directory, observing(observer, quiet=quiet) as heard:
-        before, restored = read_plan(directory.path), restore(directory.path)
+        before, restored = read_plan(directory.path), directory.restore()
         results = directory.results()
         trust.check(directory.path, before, trusted=trust_run_dir, delivers=output is None)
         plan = before.reopened(results, effort=None if effort is None else limits.effort,

@@ -11,7 +11,7 @@ from autotune.planning.plan import SearchState
 from autotune.planning.user_code import DECIDED_BY_CODE
 from autotune.space.knobs import changes
 from autotune.storage.home import rates_of
-from autotune.storage.run_directory import EXPLAIN_FOLDER, RunDirectory, read_plan, trial_folders
+from autotune.storage.run_directory import EXPLAIN_FOLDER, RunDirectory, read_plan
 from autotune.units import now
 from autotune.value import found_value
 from autotune.values.result import Breakdown, ResultData, RunReport, rows_of
@@ -54,7 +54,7 @@ def gather(run_dir: str | Path) -> RunReport:
         nothing=nothing,
         explanation=None if result is None else explanation_of(plan, result, [*searched, *explained]),
         trials=tuple(row.model_copy(update={"changes": changes(row.config, plan)}) for row in rows),
-        unfinished=len(trial_folders(directory.path)) - len(searched),
+        unfinished=len(directory.trial_folders()) - len(searched),
         breakdowns=breakdowns,
         no_breakdown=no_breakdown,
         spent=(result and result.spent) or Spent.of(searched, sum(t.duration_s for t in searched), {}),

@@ -15,7 +15,7 @@ from autotune.planning.plan import SearchPlan
 from autotune.search.run import backend_of
 from autotune.space.knobs import changes
 from autotune.storage import trust
-from autotune.storage.run_directory import EXPLAIN_FOLDER, RunDirectory, read_plan, restore
+from autotune.storage.run_directory import EXPLAIN_FOLDER, RunDirectory, read_plan
 from autotune.units import show_time
 from autotune.values.config import TrainConfig
 from autotune.values.problem import Leader, Note, Observer, TrialEnded, TrialStarted, ignore
@@ -40,7 +40,7 @@ def explain(
         folder = directory.inside(EXPLAIN_FOLDER)
         if (own := folder.results()) and own[0].request.config != result.best.config:  # beside a winner of before
             (folder.path / "trials").rename(folder.path / f"trials-until-{time.strftime('%Y%m%d-%H%M%S')}")
-        for text in (*restore(directory.path), *restore(folder.path)):
+        for text in (*directory.restore(), *folder.restore()):
             observer(Note(text=text))
         explainer = Explainer(plan, result, directory.results(), folder, observer, max_time_s=max_time_s)
         if not explainer.waiting():

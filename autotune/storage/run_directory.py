@@ -33,6 +33,7 @@ from pydantic import ValidationError
 from autotune.errors import DISK_IS_FULL, InfrastructureError, InputError, RunDirectoryError, located, writing
 from autotune.execution.outcome import recovered
 from autotune.execution.places import full_disk
+from autotune.execution.runner import trial_directory
 from autotune.planning.plan import SearchPlan
 from autotune.storage.trust import check_within
 from autotune.training.arguments import arguments_of
@@ -199,7 +200,7 @@ class RunDirectory:
 
     def write_result(self, result: TrialResult) -> None:
         """Write the result of a trial that no process runs."""
-        directory = self.path / "trials" / f"{result.request.number:04d}"
+        directory = trial_directory(self.path, result.request.number)
         for folder in (directory.parent, directory):  # not the run directory itself, which may have been removed
             folder.mkdir(exist_ok=True)
         write_value(result, directory / RESULT_FILE)
@@ -220,7 +221,26 @@ class RunDirectory:
 
     def results(self) -> list[TrialResult]:
         """Return every finished trial, by number; one without a readable result has not finished."""
-        return [result for result in map(read_trial, trial_folders(self.path)) if result is not None]
+        return [result for result in map(_result_in, self.trial_folders()) if result is not None]
+
+    def trial_folders(self) -> list[Path]:
+        """Return the folders of a search's trials, by number, without copies under other names."""
+        found = (folder for folder in (self.path / "trials").glob("*") if re.fullmatch("[0-9]{4,9}", folder.name))
+        return sorted(found, key=lambda folder: int(folder.name))
+
+    def restore(self) -> list[str]:
+        """Write missing or damaged results anew from what the trials' processes left; return a line for each."""
+        said = []
+        for directory in self.trial_folders():
+            path = directory / RESULT_FILE
+            if _result_in(directory) is not None or not ((result := recovered(directory)) or path.exists()):
+                continue
+            what = "can't be read" if path.exists() else "was not written yet"
+            if result is not None:
+                write_value(result, path)
+            then = "recovered from the files of its process" if result else "its measurement counts no more"
+            said.append(f"trial {int(directory.name)}: {RESULT_FILE} {what}; {then}")
+        return said
 
 
 def _going_on(run_dir: Path) -> str:
@@ -275,28 +295,7 @@ def _check_arguments(result: ResultData) -> None:
                 )
 
 
-def trial_folders(run_directory: Path) -> list[Path]:
-    """Return the folders of a search's trials, by number, without copies under other names."""
-    found = (folder for folder in (run_directory / "trials").glob("*") if re.fullmatch("[0-9]{4,9}", folder.name))
-    return sorted(found, key=lambda folder: int(folder.name))
-
-
-def read_trial(directory: Path) -> TrialResult | None:
+def _result_in(directory: Path) -> TrialResult | None:
     """Return the result of a trial; None: there is none, it can't be read, or it is another's."""
     found = found_value(TrialResult, directory / RESULT_FILE)
     return found if found is not None and found.request.number == int(directory.name) else None
-
-
-def restore(run_directory: Path) -> list[str]:
-    """Write results that are missing or damaged anew from what the trials' processes left; return a line for each."""
-    said = []
-    for directory in trial_folders(run_directory):
-        path = directory / RESULT_FILE
-        if read_trial(directory) is not None or not ((result := recovered(directory)) or path.exists()):
-            continue
-        what = "can't be read" if path.exists() else "was not written yet"
-        if result is not None:
-            write_value(result, path)
-        then = "recovered from the files of its process" if result else "its measurement counts no more"
-        said.append(f"trial {int(directory.name)}: {RESULT_FILE} {what}; {then}")
-    return said

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from autotune.cli.main import app
 from autotune.errors import InfrastructureError, InputError, RunDirectoryError
-from autotune.storage.run_directory import EXPLAIN_FOLDER, RunDirectory, read_plan, restore
+from autotune.storage.run_directory import EXPLAIN_FOLDER, RunDirectory, read_plan
 
 IN_USE = "another search is running in it"
 PLAN = json.loads(make_plan().model_dump_json())
@@ -237,7 +237,7 @@ def test_a_copy_of_a_trial_and_a_damaged_one_count_nothing(tmp_path):
     for name in ("0000-old", "0007", "trials", "12a4"):
         shutil.copytree(tmp_path / "trials" / "0000", tmp_path / "trials" / name)
     (tmp_path / "trials" / "0000-old" / "result.json").write_text("{")
-    assert restore(tmp_path) == ["trial 7: result.json can't be read; its measurement counts no more"]
+    assert RunDirectory(tmp_path).restore() == ["trial 7: result.json can't be read; its measurement counts no more"]
     assert [result.request.number for result in directory.results()] == [0]
 
 
