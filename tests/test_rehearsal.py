@@ -16,12 +16,12 @@ from running import printed, process, python, until, wait_for
 
 from autotune import rehearsal, rehearse
 from autotune.errors import InputError, MachineError
+from autotune.estimates.report import Lever, Rehearsal
 from autotune.output.estimate_table import cards_table, rehearsal_table
-from autotune.rehearsal import rehearse_on_all
+from autotune.rehearsal import chance_to_fit, rehearse_on_all
 from autotune.space.knobs import changes
 from autotune.stand_in import device
 from autotune.values.catalogue import gpu_named, gpus
-from autotune.values.rehearsal import Lever, Rehearsal, chance_to_fit
 from autotune.values.trial import Alive, Memory, PeakParts
 
 GIB = 1 << 30

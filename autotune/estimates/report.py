@@ -1,12 +1,13 @@
 """The reports of `autotune estimate`: one configuration, a ranking, all devices, or the ways to share several devices.
 
-`--json` prints them as they are; `autotune.output.estimate_table` draws them.
+And those of a rehearsal: an unchanged training as it ran on the stand-in for a GPU. `--json` prints them as they are;
+`autotune.output.estimate_table` draws them.
 """
 
 from typing import Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from autotune.cost.corrections import Z
 from autotune.cost.model import below
@@ -17,7 +18,7 @@ from autotune.values.config import Allowance, TrainConfig
 from autotune.values.estimate import Cost, CostEstimate, MemoryBreakdown, Speed
 from autotune.values.hardware import Hardware
 from autotune.values.problem import Change
-from autotune.values.trial import Alive, Interval
+from autotune.values.trial import Alive, Interval, Memory, PeakParts
 from autotune.values.workload import Workload
 
 Fit = Literal["yes", "probably", "probably not", "no"]
@@ -193,6 +194,32 @@ class SpreadReport(EstimateReport):
     rows: tuple[SpreadRow, ...]
     run: RunCost | None = Field(default=None, description="cost of a run with the first of `rows`")
     refused: dict[str, tuple[str, ...]] = Field(description="ways that aren't possible, by reason")
+
+
+class Lever(Value):
+    """A change that leaves the mathematics of the training as they are, but for rounding, as it ran in the memory."""
+
+    changes: tuple[Change, ...]
+    memory: Memory | None = Field(description="None: it failed")
+    chance_to_fit: float = Field(ge=0, le=1)
+
+
+class Rehearsal(Value):
+    """A training of the user's own on the stand-in for GPUs; its memory is that of torch's allocator on the first."""
+
+    schema_version: Literal[1] = 1
+    gpu: str = Field(description="by its name in the table of GPUs")
+    devices: PositiveInt = Field(default=1, description="such GPUs that train it together")
+    memory_bytes: int = Field(description="of each GPU, as CUDA reports it")
+    workload: Workload
+    peak: Memory = Field(description="with as much memory as it takes")
+    parts: PeakParts
+    chance_to_fit: float = Field(ge=0, le=1)
+    short: str | None = Field(default=None, description="how it ended with the GPU's memory, where that isn't enough")
+    levers: tuple[Lever, ...] = Field(default=(), description="where it doesn't fit: what was tried, in that order")
+    refused: str | None = Field(default=None, description="why its memory can't be told here; all else is of no use")
+    versions: dict[str, str]
+    notes: tuple[str, ...] = ()
 
 
 Report = ConfigReport | RankingReport | DevicesReport | SpreadReport

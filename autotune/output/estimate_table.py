@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autotune.estimates import report as reports
+from autotune.estimates.report import Rehearsal
 from autotune.output.step_time import parts_line
 from autotune.output.table import about, show_config
 from autotune.output.terminal import table_of
@@ -18,7 +19,6 @@ from autotune.space.knobs import MICRO_BATCH, shown_changes
 from autotune.units import GIB, show_memory, show_rate
 from autotune.values.config import Allowance, Precision
 from autotune.values.estimate import MemoryBreakdown, Speed
-from autotune.values.rehearsal import Rehearsal
 from autotune.values.trial import Alive, Interval
 from autotune.values.workload import Workload
 
