@@ -183,9 +183,7 @@ class Trial:
         config, to_compare = self.request.config, isinstance(self.request.task, LossTask)  # losses are compared
         if "deepspeed" in mapping.tuned:
             remove_unused_locks()
-            if (
-                self.device == "cpu" and own_rank().is_launched
-            ):  # TrainingArguments leaves it out, and ZeRO-3 asks for it
+            if self.device == "cpu" and own_rank().is_launched:  # TrainingArguments leaves out what ZeRO-3 asks for
                 importlib.import_module("deepspeed").init_distributed(dist_backend="gloo")
         # The data come in the order of the configuration's sampler already (`training.dataset.row_order`).
         arguments = {**mapping.tuned, **mapping.harness, **self.arguments}
@@ -245,9 +243,7 @@ class Trial:
         request, hardware = self.request, detect(self.device)
         mapping = training_plan(request.config, request.workload, hardware)
         probe = EffectsProbe(request.config, hardware, theirs=frozenset(code.held))
-        of_trial = {
-            n: v for n, v in self.arguments.items() if n != "seed"
-        }  # which is set once the code's model is made
+        of_trial = {n: v for n, v in self.arguments.items() if n != "seed"}  # set once the code's model is made
         order = {"train_sampling_strategy": "sequential"} if code.reorders else {}
         wanted = {**mapping.overrides(request.workload), **of_trial, "dataloader_drop_last": True, **order}
 

@@ -101,21 +101,18 @@ class Start:
     def plan_from(self, workload: Workload, found: Description, space: SpaceFile, **changes: Any) -> SearchPlan:
         """Return the plan; `changes` are fields that the options don't decide.
 
-        The values of `--fix` are in every configuration, the baseline too. Knobs of `--only` that aren't in the space
-        have the choices of 'default' and 'full', at every effort. The last notes tell what the baseline needs, and the
-        limits.
+        The values of `--fix` are in every configuration, the baseline too. Knobs of `--only` that the space lacks have
+        the choices of 'default' and 'full', at every effort. The last notes are on the baseline's needs and the limits.
         """
         options, hardware, facts = self.options, self.hardware, found.facts
         workload = workload.model_copy(update={"lengths": found.lengths})
         if found.lengths is not None and workload.recipe is not None and workload.recipe.kind.generates:
             workload = workload.model_copy(update={"sequence_length": found.lengths.maximum})  # TRL cuts no prompts
         self.notes.extend(found.notes)
-        for number in self.devices:
-            if (workload.global_batch_size or 0) % number and workload.own_step is None:
+        for n in self.devices:
+            if (workload.global_batch_size or 0) % n and workload.own_step is None:
                 batch = f"the global batch of {workload.global_batch_size}"
-                raise InputError(
-                    f"--devices {number}: they can't share {batch} evenly; leave it out, or use another batch"
-                )
+                raise InputError(f"--devices {n}: they can't share {batch} evenly; leave it out, or use another batch")
         objective = Objective()
         if options.train_steps is not None:
             objective = Objective(run_samples=options.train_steps * (workload.global_batch_size or 1))
@@ -148,10 +145,10 @@ class Start:
         notes = []
         if options.fix or options.only:
             plan = _restricted(plan, options)
-            notes += (
-                [f"in every configuration, the baseline too: {', '.join(options.fix)} (--fix)"] if options.fix else []
-            )
-            notes += [f"only {', '.join(options.only)} searched (--only)"] if options.only else []
+            if options.fix:
+                notes.append(f"in every configuration, the baseline too: {', '.join(options.fix)} (--fix)")
+            if options.only:
+                notes.append(f"only {', '.join(options.only)} searched (--only)")
         if parameters := facts.parameters:  # the model is known
             states = plan.least_states(plan.baseline)
             size = f"{parameters / 1e6:,.1f}M" if parameters >= 10**6 else f"{parameters:,}"

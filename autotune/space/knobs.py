@@ -187,9 +187,8 @@ class KnobOption(NamedTuple):
 def knobs() -> tuple[KnobOption, ...]:
     found = []
     for name, knob in KNOBS.items():
-        found.append(
-            KnobOption(name, knob.short or name.replace("_", "-"), NoneType in get_args(knob.field.annotation))
-        )
+        may_be_none = NoneType in get_args(knob.field.annotation)
+        found.append(KnobOption(name, knob.short or name.replace("_", "-"), may_be_none))
         if name == "adapter":  # and the fields that some kinds of adapters have
             found += [KnobOption(own, _hyphened(own)) for own in _OF_ADAPTERS]
     return tuple(found)
