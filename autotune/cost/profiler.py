@@ -153,9 +153,8 @@ class _Profiler:
             forward = ForwardPass(storages=storages, outputs_bytes=outputs, inputs_bytes=traced.inputs_bytes)
             return traced.model_copy(update={"evaluation": forward})
         if kind.generates:
-            traced = traced.model_copy(
-                update={"generation": completions_of(config, self.shape, traced, work, storages)}
-            )
+            generation = completions_of(config, self.shape, traced, work, storages)
+            traced = traced.model_copy(update={"generation": generation})
         return scored(traced, kind, work, needed, storages)
 
     def _traced(self, config: Any, depth: dict[str, int]) -> Shallow:

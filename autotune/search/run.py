@@ -127,9 +127,8 @@ def with_network(plan: SearchPlan, pool: RayPool) -> SearchPlan:
     config = plan.baseline.model_copy(update={"parallelism": most, MICRO_BATCH: 1})
     gb_s = pool.network_gb_s(plan.request_of(config, Purpose.BASELINE, number=0, timeout_s=NETWORK_LIMIT_S))
     note = f"each machine attains {gb_s:.3g} GB/s to the others, measured by all-reduces of all devices"
-    return plan.model_copy(
-        update={"hardware": plan.hardware.model_copy(update={"network_gb_s": gb_s}), "notes": (*plan.notes, note)}
-    )
+    hardware = plan.hardware.model_copy(update={"network_gb_s": gb_s})
+    return plan.model_copy(update={"hardware": hardware, "notes": (*plan.notes, note)})
 
 
 def conduct(
