@@ -26,6 +26,9 @@ FILE_NAMES = {
     DEEPSPEED: "deepspeed.json",
 }
 
+# A name that few of a user's own files have, by which an earlier export is known; others have a line that says so.
+MARKS = {ARGUMENTS: "dataloader_persistent_workers", FSDP: "reshard_after", DEEPSPEED: "zero_allow_untested_optimizer"}
+
 # Defaults of TrainingArguments (transformers 5.17 to 5.23) for the hyperparameters.
 DEFAULTS: dict[str, Any] = {
     "learning_rate": 5e-5, "lr_scheduler_type": "linear", "warmup_steps": 0, "weight_decay": 0.0,
@@ -117,7 +120,7 @@ def text_of(name: str, result: ResultData) -> str:
     arguments = result.arguments.training_arguments
     if name == ACCELERATE:
         if result.workload.own_code is None:
-            return str(yaml.safe_dump(_accelerate(result), sort_keys=True))
+            return f"# The training as autotune measured it, by accelerate\n{yaml.safe_dump(_accelerate(result))}"
         why = "your own code trains by its TrainingArguments, not by this file"
         raise InputError(f"{name}: {why}; use --to {ARGUMENTS}")
     document = {ARGUMENTS: arguments, FSDP: arguments.get("fsdp_config"), DEEPSPEED: _deepspeed(result)}[name]

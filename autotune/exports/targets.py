@@ -184,8 +184,9 @@ def write(
     if target == ALL and launch:
         files["launch.txt"] = "".join(f"{command}\n" for command in launch)
     directory.mkdir(parents=True, exist_ok=True)
+    marks = {one.name: launch_files.MARKS.get(name, " as autotune measured it, ") for name, one in found.items()}
     for name in files:
-        check_savable(directory / name, " as autotune measured it, " if name.endswith(".py") else "")
+        check_savable(directory / name, marks.get(name, ""))
     for name, text in files.items():
         save_bytes(text.encode(), directory / name)
     lost = tuple(f"{f'{name}: ' * (target == ALL)}{line}" for name, one in found.items() for line in one.lost)

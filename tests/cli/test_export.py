@@ -6,7 +6,7 @@ import pytest
 from exporting import answer_of
 from factories import make_config, make_gpu, make_workload
 
-from autotune.exports.launch_files import DEEPSPEED, text_of
+from autotune.exports.launch_files import text_of
 from autotune.storage.run_directory import ANSWER_FILE
 from autotune.tuning_result import TuningResult
 from autotune.values.config import Parallelism
@@ -70,11 +70,18 @@ def test_a_users_script_is_run_with_the_answer_where_it_lies(command, result, tm
     assert "your own code trains by its TrainingArguments, not by this file" in refused.stderr
 
 
-def test_one_file_goes_where_it_is_wanted_and_its_name_is_printed(export, result, tmp_path):
-    assert export("--to", "deepspeed").stdout == text_of(DEEPSPEED, result)
-    written = export("--to", "deepspeed", "-o", tmp_path / "ds.json")
-    assert written.stdout.startswith(f"written: {tmp_path / 'ds.json'}\n")
-    assert (tmp_path / "ds.json").read_text() == text_of(DEEPSPEED, result)
+@pytest.mark.parametrize("target", ["training-args", "accelerate", "deepspeed"])
+def test_a_file_goes_where_it_is_wanted_over_an_earlier_one_but_over_none_of_the_users(
+    export, result, tmp_path, target
+):
+    file, own = tmp_path / "a.json", '{"bf16": {"enabled": true}, "use_cpu": false}'
+    for _ in range(2):
+        assert export("--to", target, "-o", file).stdout.startswith(f"written: {file}\n")
+    assert file.read_text() == export("--to", target).stdout == text_of(target, result)
+    file.write_text(own)
+    refused = export("--to", target, "-o", file)
+    assert (refused.exit_code, file.read_text()) == (2, own)
+    assert "a.json is another file; remove it, or name another" in refused.stderr
     everything = export("--to", "all", "-o", tmp_path / "all")
     assert everything.stdout.count("written: ") == len(list((tmp_path / "all").iterdir()))
 
