@@ -11,6 +11,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,7 @@ def behave(directory: Path) -> None:
 
 
 def print_and_end(directory: Path) -> None:
+    print_and_end.kept = tempfile.TemporaryDirectory(dir=directory)  # as `datasets` keeps one until a process ends
     print("on stdout")
     print("on stderr", file=sys.stderr)
 

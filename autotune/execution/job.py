@@ -23,6 +23,7 @@ import socket
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -202,6 +203,8 @@ class Jobs:
         self, job: Job, directory: Path, number: int, output: int, listener: socket.socket | None
     ) -> NoReturn:
         try:
+            for inherited in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+                inherited.atexit = False  # it is of the launcher, which lives on
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
@@ -237,10 +240,7 @@ class Jobs:
         except BaseException:
             traceback.print_exc()
             code = 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        ctypes.CDLL(None).fflush(None)  # prints of libraries past Python
-        os._exit(code)
+        leave(code)
 
     def _end(self, running: _Running, timed_out: bool) -> None:
         self._running.remove(running)
@@ -264,14 +264,22 @@ class Jobs:
         if any(codes) or None in codes or any(failed_at):
             environment.remove_orphans(running.shared)
             environment.forget_unfinished(since=running.began)
-        ending = Ending(returncodes=codes, failed_at=failed_at, timed_out=timed_out)
-        self._parent.send((running.job.place, ending))
+        self._parent.send((running.job.place, Ending(returncodes=codes, failed_at=failed_at, timed_out=timed_out)))
 
 
 def tell_where_it_stands() -> None:
     """Have a rank write its stack into its log at SIGUSR1, which it gets at the time limit."""
     if environment.own_rank().is_launched:
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process without exit functions, which may wait for other ranks; temporary folders are removed."""
+    weakref.finalize._exitfunc()  # type: ignore[attr-defined]  # those of `datasets` may hold all of a user's data
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)  # prints of libraries past Python
+    os._exit(code)
 
 
 def has_ended(pid: int) -> bool:

@@ -123,8 +123,7 @@ def main() -> None:
         jobs.tell_where_it_stands()
         run_here(given, Path(place))
         if environment.own_rank().is_launched:
-            sys.stdout.flush()
-            os._exit(0)  # libraries say goodbye to the other ranks, and may wait for them
+            jobs.leave(0)
         return
     # From Python 3.12 on: allocators of libraries (pyarrow's jemalloc) have threads, which no trial needs.
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)

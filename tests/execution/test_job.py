@@ -30,7 +30,8 @@ def started(directory: Path, *devices: str, forks: bool = True) -> Iterator[Aske
     def command(*arguments: str, **_: str) -> list[str]:
         *python, code = light_command()
         hurried = "from autotune.execution import job; job._GRACE_S = 0.3; job._OUTCOMES_EVERY_S = 0.1; "
-        return [*python, hurried + code.replace("True", str(forks)), *arguments]
+        keeps = f"import tempfile; kept = tempfile.TemporaryDirectory('-launchers', dir={str(directory)!r}); "
+        return [*python, hurried + keeps + code.replace("True", str(forks)), *arguments]
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("autotune.execution.launch.launch_command", command)
@@ -87,6 +88,12 @@ def test_a_childs_end_is_told_by_exit_code_and_log(asked, name, returncode, logg
         returncode, logged = 3, ""  # an interpreter's own way to end
     assert (ending.returncodes, ending.timed_out) == ([returncode], False)
     assert logged in log_of(directory)
+
+
+def test_a_child_removes_its_temporary_folders_at_its_end_and_none_of_the_launchers(asked):
+    ending, directory = asked.run("misbehaving:print_and_end")
+    assert (ending, [path for path in directory.iterdir() if path.is_dir()]) == (WELL, [])
+    assert list(directory.parent.glob("*-launchers"))
 
 
 def test_a_child_that_hangs_is_killed_at_its_time_limit(asked):
