@@ -29,6 +29,8 @@ class _Commands(TyperGroup):
         self.telling = {"as_json": "--json" in asked, "debug": "--debug" in asked}
         try:
             with reporting_errors(**self.telling):
+                if asked:  # typer would import it, which takes long, and end at a Ctrl-C without a word
+                    __import__("pydantic")
                 try:
                     found = super().main(*arguments, **{**extra, "standalone_mode": False})
                 except _USAGE_ERROR as error:

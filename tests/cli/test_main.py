@@ -5,9 +5,9 @@ import logging
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -15,7 +15,7 @@ from factories import make_plan
 from running import process
 from typer.testing import CliRunner
 
-from autotune.cli import console
+from autotune.__main__ import main
 from autotune.cli.console import Verbose, guarded
 from autotune.cli.main import app
 from autotune.storage.run_directory import RunDirectory
@@ -142,9 +142,19 @@ def test_an_error_is_an_object_with_json_and_has_a_traceback_with_debug(command,
     for words, said in ((), "Missing option '--model' (`"), (("--model",), "Option '--model' requires an argument (`"):
         assert json.loads(command("find", "--json", *words).stdout)["error"]["message"].startswith(said)
     assert "Traceback" in autotune("find", "--model", "t5-smal", "--debug").stderr
-    monkeypatch.setattr(console, "_made", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))  # Ctrl-C
-    done = command("find", "--model", "gpt2", "--json")
-    assert (done.exit_code, json.loads(done.stdout)["error"]["message"]) == (130, "interrupted")
+
+
+def test_ctrl_c_is_told_while_modules_are_imported_and_while_options_are_made(command, capsys, monkeypatch):
+    interrupted = Mock(side_effect=KeyboardInterrupt)
+    for name in ("console._made", "main.__import__"):
+        monkeypatch.setattr(f"autotune.cli.{name}", interrupted, raising=False)
+        done = command("find", "--model", "gpt2", "--json")
+        assert (done.exit_code, json.loads(done.stdout)["error"]["message"]) == (130, "interrupted")
+    monkeypatch.delattr("autotune.cli.main.main")
+    monkeypatch.setattr("autotune.cli.main.__getattr__", interrupted, raising=False)  # of whom it is imported from
+    with pytest.raises(SystemExit, match="130"):
+        main()
+    assert capsys.readouterr().err == "autotune: interrupted\n"
 
 
 @pytest.mark.parametrize("options", [(), ("--verbose",)])
