@@ -134,15 +134,18 @@ def show(document: Any, table: Any, *, as_json: bool) -> None:
 
 
 def progress(*, quiet: bool, verbose: bool) -> "Progress":
-    """Return what shows trials' progress on stderr, and take SIGTERM for a Ctrl-C; InputError: both are asked for."""
+    """Return what shows trials' progress on stderr, and take signals for a Ctrl-C; InputError: both are asked for."""
     from autotune.output.progress import Progress
 
-    take_sigterm_for_ctrl_c()
+    take_signals_for_ctrl_c()
     return Progress(stderr(quiet=quiet, verbose=verbose), verbose=verbose)
 
 
-def take_sigterm_for_ctrl_c() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+def take_signals_for_ctrl_c() -> None:
+    """Take SIGTERM for a Ctrl-C, and SIGHUP, the end of the terminal, unless nohup has it ignored."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 _GIVEN = "autotune.options"  # key in `typer.Context.meta`: values of options

@@ -123,7 +123,7 @@ def _rehearse(gpu: str, command: list[str], devices: str | None, *, quiet: bool,
     from autotune.output.estimate_table import cards_table, rehearsal_table
     from autotune.rehearsal import rehearse, rehearse_on_all
 
-    console.take_sigterm_for_ctrl_c()
+    console.take_signals_for_ctrl_c()
     with console.stderr(quiet=quiet or not sys.stderr.isatty()).status("running it on the stand-in"):
         asked: dict[str, Any] = {"script": command, "devices": devices}
         found = rehearse_on_all(**asked) if gpu == "all" else [rehearse(gpu=gpu, **asked)]
