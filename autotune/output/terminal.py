@@ -20,6 +20,8 @@ class Console(rich.console.Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, **options)
+        if not self.width:  # COLUMNS=0, as of a terminal without a size: rich would print nothing at all
+            self.width = 80
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(_printable(text), **options)

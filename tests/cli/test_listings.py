@@ -30,6 +30,7 @@ def test_spaces_have_a_description(command):
     found = {space["name"]: space["description"] for space in json.loads(command("spaces", "--json").stdout)}
     assert found.keys() >= {"adapters", "cpu", "default", "exact", "full", "lora", "moe", "qlora", "speech", "vision"}
     assert all(found.values())
+    assert "cpu" in command("spaces", env={"COLUMNS": "0"}).stdout  # as of a terminal without a size
 
 
 @pytest.mark.slow
