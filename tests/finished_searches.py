@@ -3,8 +3,8 @@
 The best differs from the baseline in three knobs: bf16, the optimizer and the micro-batch, whose gains overlap.
 """
 
-import atexit
 import functools
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -96,8 +96,7 @@ def make_search(
 @functools.cache
 def _searched(told: Callable[[TrialRequest], Outcome], finalists: int) -> tuple[Path, SearchPlan, TuningResult]:
     """A search takes seconds: each is done once, and copied."""
-    directory = Path(tempfile.mkdtemp(prefix="finished-search-"))
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    directory = Path(tempfile.mkdtemp(dir=os.environ["FINISHED_SEARCHES"]))
     budget = make_budget(max_trials=20, finalists=finalists, final_rounds=2)
     plan = make_plan(space=make_space_file(PARAMETERS), baseline=BASE, budget=budget)
     run_directory = RunDirectory.create(directory)

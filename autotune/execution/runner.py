@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 from pydantic import TypeAdapter, ValidationError
 
 from autotune import errors
-from autotune.errors import InfrastructureError, MachineError
+from autotune.errors import InfrastructureError, MachineError, RunDirectoryError
 from autotune.execution.environment import COMPILE, COMPILE_LIMIT_S, COMPILED_FILE, operators_of, visible
 from autotune.execution.job import END_LIMIT_S, Job, end_marked
 from autotune.execution.launch import DEFAULT_ENTRY, FAULT_FILE, LOG_FILE, MARK_FILE, TRY_DEVICES, Launcher
@@ -380,7 +380,9 @@ def _may_be_the_devices(outcome: Outcome) -> bool:
 
 
 def _begin_in(directory: Path, request: Value) -> None:
-    """Make a directory anew, which holds the request alone."""
+    """Make a directory anew, which holds the request alone; RunDirectoryError: it is there, and not of a search."""
+    if any(directory.glob("*")) and not any(directory.glob("*request.json*")):  # of the user's, under `--run-dir .`
+        raise RunDirectoryError(f"{directory}: is in the way, and no search made it; name another --run-dir")
     shutil.rmtree(directory, ignore_errors=True)
     directory.parent.mkdir(exist_ok=True)  # but not a run directory that was removed
     directory.mkdir()

@@ -20,7 +20,7 @@ from factories import make_request, make_result, make_workload
 from misbehaving import MISBEHAVIOURS
 from running import process, wait_for
 
-from autotune.errors import InfrastructureError
+from autotune.errors import InfrastructureError, RunDirectoryError
 from autotune.execution import runner as runner_module
 from autotune.execution.job import marked
 from autotune.execution.launch import MARK_FILE, import_failure
@@ -200,7 +200,7 @@ def test_a_library_that_cannot_be_imported_is_told_with_the_remedy(tmp_path, mon
     assert import_failure(raised.value) == "ImportError: transformers is broken here"
 
 
-def test_trials_are_not_begun_where_the_disk_is_full_or_the_directory_is_gone(tmp_path, monkeypatch):
+def test_nothing_is_begun_where_the_disk_is_full_the_directory_is_gone_or_has_such_a_folder(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=16 << 10))
     with pytest.raises(InfrastructureError, match=r"the disk is full \(16 KiB are free\)"):
@@ -209,6 +209,11 @@ def test_trials_are_not_begun_where_the_disk_is_full_or_the_directory_is_gone(tm
     check_disk(tmp_path)
     with pytest.raises(InfrastructureError, match="was removed while the search ran"):
         check_disk(tmp_path / "gone")
+    (mine := tmp_path / "trace" / "mine.json").parent.mkdir()
+    mine.touch()
+    with pytest.raises(RunDirectoryError, match=f"{mine.parent}: is in the way, and no search made it"):
+        LocalRunner(tmp_path, detect("cpu")).ask("trace", "no:entry", make_workload(), timeout_s=1)
+    assert mine.exists()
 
 
 def test_operators_whose_compiling_was_ended_are_compiled_for_the_next_trial(own_bench, monkeypatch):
@@ -298,12 +303,8 @@ def test_a_launcher_that_can_not_start_or_fork_says_why(tmp_path, monkeypatch):
     forkless = f"import os; os.fork = lambda: os.stat('/dev/null/x'); {benches.LIGHT}"
     broken = benches.LIGHT.replace("True", "1 / 0")
     killed = "import os; print('a warning', flush=True); os.kill(os.getpid(), 9)"
-    faults = (
-        (broken, "did not start: ZeroDivisionError"),
-        (killed, "killed by signal 9"),
-        (forkless, "NotADirectoryError"),
-    )
-    for code, said in faults:
+    faults = {broken: "did not start: ZeroDivisionError", killed: "killed by signal 9", forkless: "NotADirectoryError"}
+    for code, said in faults.items():
         monkeypatch.setattr("benches.LIGHT", code)
         with LocalRunner(tmp_path, detect("cpu")) as runner, pytest.raises(InfrastructureError, match=said):
             runner.describe(DescribeRequest(workload=make_workload()))
