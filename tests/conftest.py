@@ -66,6 +66,7 @@ def home(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("home")
     os.environ["AUTOTUNE_HOME"] = str(folder)  # for the processes that tests start, too
     os.environ["AUTOTUNE_RECORD"] = "off"  # no test's search knows of another's
+    os.environ["FINISHED_SEARCHES"] = str(tmp_path_factory.mktemp("finished"))
     return folder
 
 
