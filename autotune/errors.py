@@ -7,7 +7,9 @@ import contextlib
 import difflib
 import errno
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -159,6 +161,11 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     if not near:
         return ""
     return f" (did you mean {' or '.join(repr(originals[n]) for n in near)}?)"
+
+
+def resuming(run_directory: Path) -> str:
+    """Return the command that goes on with a search, for a shell."""
+    return f"`autotune resume {shlex.quote(str(run_directory))}`"
 
 
 def one_line(error: BaseException) -> str:

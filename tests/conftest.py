@@ -175,8 +175,8 @@ def directory(tmp_path):
     """An empty run directory."""
     from autotune.storage.run_directory import RunDirectory
 
-    (tmp_path / "run").mkdir()
-    return RunDirectory(tmp_path / "run")
+    (tmp_path / "a run").mkdir()
+    return RunDirectory(tmp_path / "a run")
 
 
 @pytest.fixture

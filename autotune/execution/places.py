@@ -7,7 +7,6 @@ of so many cores. Trials on one CPU still share its memory bandwidth and caches,
 """
 
 import os
-import shlex
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from autotune.errors import InfrastructureError, InputError, MachineError
+from autotune.errors import InfrastructureError, InputError, MachineError, resuming
 from autotune.units import GIB
 from autotune.value import Value
 from autotune.values.conditions import computing_on
@@ -191,4 +190,4 @@ def full_disk(run_directory: Path) -> InfrastructureError:
 def goes_on(run_directory: Path) -> str:
     """Return the end of an error that ends a search: how it goes on later, if it has finished a trial."""
     kept = any(run_directory.glob("trials/*/result.json"))
-    return f"; finished trials are kept: `autotune resume {shlex.quote(str(run_directory))}` goes on then" * kept
+    return f"; finished trials are kept: {resuming(run_directory)} goes on then" * kept

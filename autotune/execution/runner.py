@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 from pydantic import TypeAdapter, ValidationError
 
 from autotune import errors
-from autotune.errors import InfrastructureError, MachineError, RunDirectoryError
+from autotune.errors import InfrastructureError, MachineError, RunDirectoryError, resuming
 from autotune.execution.environment import COMPILE, COMPILE_LIMIT_S, COMPILED_FILE, operators_of, visible
 from autotune.execution.job import END_LIMIT_S, Job, end_marked
 from autotune.execution.launch import DEFAULT_ENTRY, FAULT_FILE, LOG_FILE, MARK_FILE, TRY_DEVICES, Launcher
@@ -244,7 +244,7 @@ class LocalRunner(Runner):
 
     def _gone(self, where: Place, fault: str) -> InfrastructureError:
         why = f"{fault.partition('; ')[0]}; `nvidia-smi` and the kernel's log (Xid) may tell why"
-        kept = f"All measured trials are kept: `autotune resume {self._run_directory}` goes on once it computes"
+        kept = f"All measured trials are kept: {resuming(self._run_directory)} goes on once it computes"
         return InfrastructureError(f"{', '.join(where.devices)}: doesn't compute: {why}. {kept}")
 
     def describe(self, request: Inquiry) -> Description:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from autotune.errors import InputError, MachineError, one_line, suggestion
+from autotune.errors import InputError, MachineError, one_line, resuming, suggestion
 from autotune.planning.plan import SearchPlan
 from autotune.space.knobs import changes, make_point, shown_changes
 from autotune.storage.run_directory import RunDirectory
@@ -148,9 +148,8 @@ class Tracking:
                     TRACKERS[name](run._replace(config={"search": search.name, **run.config}), search)
             except (Exception, SystemExit) as error:  # whatever a library raises
                 self._names.remove(name)
-                failed, later = f"{type(error).__name__}: {one_line(error)}", f"`autotune resume {search}`"
-                text = f"{name}: {failed}; the search goes on without it, and {later} tells it what it missed"
-                self._observer(Note(text=text))
+                later = f"the search goes on without it, and {resuming(search)} tells it what it missed"
+                self._observer(Note(text=f"{name}: {type(error).__name__}: {one_line(error)}; {later}"))
                 continue
             finally:  # runs of the user's own, later in this process, wait as long as before
                 for variable in unset:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.cost.model import CostModel
+from autotune.errors import resuming
 from autotune.estimates.forecast import Traces
 from autotune.planning.options import SearchOptions, fields_by_name
 from autotune.planning.plan import SearchState
@@ -34,14 +35,11 @@ def gather(run_dir: str | Path) -> RunReport:
     judged = {row.number: row for row in told}
     rows = [judged.get(row.number, row) for row in trial_rows(finals)]
     rows += [*rows_of(explained), *(row for row in told if row.number is None)]
-    nothing: str | None = None
-    if result is None:
-        nothing = "no trial has ended yet"
-        if finals.contenders():
-            resuming = f"autotune resume {shlex.quote(str(directory.path))}"
-            nothing = f"the search was stopped before it wrote its answer; `{resuming}` goes on"
-        elif searched:
-            nothing = str(nothing_found(plan, searched))
+    nothing = "no trial has ended yet" if result is None else None
+    if result is None and finals.contenders():
+        nothing = f"the search was stopped before it wrote its answer; {resuming(directory.path)} goes on"
+    elif result is None and searched:
+        nothing = str(nothing_found(plan, searched))
     breakdowns, no_breakdown = _breakdowns(directory.path, finals, result)
     return RunReport(
         run_directory=str(directory.path),

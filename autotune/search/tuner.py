@@ -6,7 +6,6 @@ matter. Every result is on disk before the next trial starts, so that a killed s
 """
 
 import contextlib
-import shlex
 import statistics
 import time
 from collections import Counter
@@ -17,7 +16,7 @@ import optuna
 from optuna.trial import Trial
 
 from autotune.cost.model import CostModel
-from autotune.errors import EXIT_INTERRUPTED, AutotuneError, InputError
+from autotune.errors import EXIT_INTERRUPTED, AutotuneError, InputError, resuming
 from autotune.execution.runner import Runner
 from autotune.planning.plan import SearchPlan
 from autotune.search.candidates import ProgramTracer
@@ -44,9 +43,8 @@ class SearchInterrupted(AutotuneError):
     exit_code = EXIT_INTERRUPTED
 
     def __init__(self, result: ResultData | None, path: Path) -> None:
-        super().__init__(f"interrupted; `autotune resume {shlex.quote(str(path.parent))}` goes on")
-        self.result = result
-        self.path = path
+        super().__init__(f"interrupted; {resuming(path.parent)} goes on")
+        self.result, self.path = result, path
 
 
 class Pace:

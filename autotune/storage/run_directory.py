@@ -22,7 +22,6 @@ import fcntl
 import json
 import os
 import re
-import shlex
 import shutil
 import time
 from pathlib import Path
@@ -30,7 +29,7 @@ from typing import IO, Self
 
 from pydantic import ValidationError
 
-from autotune.errors import DISK_IS_FULL, InfrastructureError, InputError, RunDirectoryError, located, writing
+from autotune.errors import DISK_IS_FULL, InfrastructureError, InputError, RunDirectoryError, located, resuming, writing
 from autotune.execution.outcome import recovered
 from autotune.execution.places import full_disk
 from autotune.execution.runner import trial_directory
@@ -135,7 +134,7 @@ class RunDirectory:
             then = "was removed while the search ran; its trials are lost"
             if os.fstat(self._file.fileno()).st_nlink:  # the lock is still there, under another name
                 moved = Path(f"/proc/self/fd/{self._file.fileno()}").readlink().parent
-                then = f"was moved while the search ran; {_going_on(moved)}"
+                then = f"was moved while the search ran; {resuming(moved)} goes on"
             raise InfrastructureError(f"{self.path}: {then}") from error
         if not isinstance(error, OSError):
             return
@@ -171,7 +170,7 @@ class RunDirectory:
 
     def _check_new(self) -> None:
         if self._is_new and (self.path / PLAN_FILE).exists():
-            raise RunDirectoryError(f"--run-dir {self.path}: holds a search already; {_going_on(self.path)}")
+            raise RunDirectoryError(f"--run-dir {self.path}: holds a search already; {resuming(self.path)} goes on")
 
     def is_running(self) -> bool:
         """Whether a search, or an explanation of one, runs in it now."""
@@ -216,7 +215,8 @@ class RunDirectory:
     def answer_to(self, purpose: str) -> ResultData:
         """Return the answer for a `purpose`, such as 'explain'; InputError: it can't be read, or there is none yet."""
         if (found := self.answer()) is None:
-            raise InputError(f"{self.path}: nothing to {purpose}: no trial has completed ({_going_on(self.path)})")
+            why = f"no trial has completed ({resuming(self.path)} goes on)"
+            raise InputError(f"{self.path}: nothing to {purpose}: {why}")
         return found
 
     def results(self) -> list[TrialResult]:
@@ -241,10 +241,6 @@ class RunDirectory:
             then = "recovered from the files of its process" if result else "its measurement counts no more"
             said.append(f"trial {int(directory.name)}: {RESULT_FILE} {what}; {then}")
         return said
-
-
-def _going_on(run_dir: Path) -> str:
-    return f"`autotune resume {shlex.quote(str(run_dir))}` goes on"
 
 
 def read_plan(run_dir: Path) -> SearchPlan:
@@ -278,7 +274,7 @@ def read_result(path: str | Path) -> ResultData:
     except ValueError as error:
         reason = str(error)
     if file.name == ANSWER_FILE and file.with_name(PLAN_FILE).is_file():
-        reason += f"; `autotune resume {shlex.quote(str(file.parent))}` writes it again"
+        reason += f"; {resuming(file.parent)} writes it again"
     raise InputError(visible(f"{path}: not a result of autotune (schema {ANSWER_VERSION}): {reason}"))
 
 

@@ -14,7 +14,7 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.errors import AutotuneError, RecordError
+from autotune.errors import AutotuneError, RecordError, resuming
 from autotune.planning.plan import SearchPlan
 from autotune.space.space import Point
 from autotune.storage.record import NUMBER, RESULT, Record
@@ -180,7 +180,7 @@ class RecordWriter:
 
     def _give_up(self, name: str, error: RecordError) -> None:
         del self._stores[name]
-        later = f"once that is mended, `autotune resume {self._directory.path}` writes what is missing"
+        later = f"once that is mended, {resuming(self._directory.path)} writes what is missing"
         self._observer(Note(text=f"{name}: {error}; the search goes on without it; {later}"))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import optuna
 import pytest
 from factories import (
@@ -130,22 +132,17 @@ def test_earlier_searches_are_those_with_the_same_key_but_itself(database, tmp_p
 def test_a_record_that_can_not_be_reached_is_told_once_and_has_all_when_the_search_goes_on(
     database, directory, heard, monkeypatch
 ):
-    tries = []
-
-    def away(*of) -> None:
-        tries.append(of)
-        raise RecordError("db: can't be used: connection refused")
-
+    away = Mock(side_effect=RecordError("db: can't be used: connection refused"))
     with monkeypatch.context() as fault:
         fault.setattr(database, "write", away)
         recording = RecordWriter(database, PLAN, directory, heard)
         for number in range(3):
             directory.write_result(make_result(number=number))
             recording(ended(number))
-    assert len(tries) == 1
+    assert away.call_count == 1
     (note,) = heard.notes
     assert note.startswith("the lasting record: db: can't be used: connection refused; the search goes on without it")
-    assert note.endswith(f"once that is mended, `autotune resume {directory.path}` writes what is missing")
+    assert note.endswith(f"once that is mended, `autotune resume '{directory.path}'` writes what is missing")
     assert numbers_in(directory) == [0, 1, 2]
     RecordWriter(database, PLAN, directory, heard)
     assert numbers(database) == [0, 1, 2]
