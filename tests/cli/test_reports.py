@@ -2,6 +2,7 @@
 
 import errno
 import json
+from unittest.mock import Mock
 
 import pytest
 from finished_searches import make_search, nothing_helps
@@ -58,10 +59,7 @@ def test_a_link_that_is_named_is_followed_and_one_in_the_place_of_the_usual_name
 
 
 def test_a_full_disk_is_no_bad_input(command, run, monkeypatch):
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     done = command("report", run)
     assert (done.exit_code, done.stderr.count("\n")) == (4, 1)
     assert "report.html: can't be written: No space left on device" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from unittest.mock import Mock
 
 import pytest
 from exporting import answer_of
@@ -131,13 +132,10 @@ def test_a_search_against_an_earlier_answer_prints_how_its_winner_does_now(resum
     ("has_begun", "said"), [(True, "interrupted; `autotune resume run` goes on"), (False, "interrupted")]
 )
 def test_an_interruption_before_the_first_trial_says_how_to_go_on(command, tmp_path, monkeypatch, has_begun, said):
-    def interrupted(run_dir, **_):
-        raise KeyboardInterrupt
-
     directory = RunDirectory.create(tmp_path / "run")
     if has_begun:
         directory.write_plan(make_plan())
-    monkeypatch.setattr("autotune.api.resume", interrupted)
+    monkeypatch.setattr("autotune.api.resume", Mock(side_effect=KeyboardInterrupt))
     done = command("resume", "run")
     assert (done.exit_code, done.stderr.strip()) == (130, f"autotune: {said}")
 

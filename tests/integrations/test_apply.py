@@ -103,21 +103,16 @@ def test_a_second_training_of_the_script_keeps_its_samples_a_step(answer, here, 
     assert split in capfd.readouterr().out
 
 
-def test_a_collator_that_does_not_pad_to_multiples_is_said_to_be_one(answer, here, capfd):
+def test_an_answer_for_other_texts_or_another_collator_is_said_to_be_one(answer, here, capfd):
     write(here, LLAMA_SCRIPT)
     path = answer(make_config(4, attn_implementation=None, pad_to_multiple_of=16), measurement=None)
-    run(*prepared(path, ["python", "train.py", "--output_dir", "out", "--max_steps", "1", "--disable_tqdm", "True"]))
-    assert "; batches in multiples of 16 tokens, which your data collator doesn't make" in capfd.readouterr().err
-
-
-def test_an_answer_for_other_texts_is_said_to_be_one(answer, here, capfd):
-    write(here, LLAMA_SCRIPT)
-    path = answer(make_config(4, attn_implementation=None), measurement=None)
     result = json.loads(path.read_text())
     result["workload"]["lengths"] = {"samples": 7, "mean": 5, "minimum": 3, "median": 5, "p95": 9, "maximum": 9}
     path.write_text(json.dumps(result))
     run(*prepared(path, ["python", "train.py", "--output_dir", "out", "--max_steps", "1", "--disable_tqdm", "True"]))
-    assert "; 7 samples of up to 9 tokens, not " in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "; 7 samples of up to 9 tokens, not " in told
+    assert "; batches in multiples of 16 tokens, which your data collator doesn't make" in told
     rows = type("Rows", (), {"__len__": lambda self: 5, "__getitem__": lambda self, at: {"text": "a"}})()
     trainer = SimpleNamespace(args=TrainingArguments("out", use_cpu=True), train_dataset=rows, data_collator=None)
     assert "7 samples, not 5" in list(other_training(read_result(path), trainer, None))

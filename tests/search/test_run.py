@@ -6,6 +6,7 @@ import errno
 import itertools
 import os
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from exporting import answer_of
@@ -117,11 +118,7 @@ def test_an_output_that_can_not_be_written_is_refused_before_and_after_and_a_ful
         wanted_file("no/such/place.json")
     with pytest.raises(InputError, match=rf"can't be written: .*; the answer is in {tmp_path}"):
         deliver(answer_of(make_config(16)), str(tmp_path / "gone" / "best.json"), tmp_path)
-
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr("os.fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(InfrastructureError, match=r"best\.json: can't be written: No space left on device"):
         deliver(answer_of(make_config(16)), str(tmp_path / "best.json"), tmp_path)
     assert not list(tmp_path.iterdir())

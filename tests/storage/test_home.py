@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from factories import make_hardware, make_spec, make_workload
@@ -60,12 +61,9 @@ def test_a_home_is_private(user_home):
 
 
 def test_a_user_without_a_home_directory_is_told_what_to_set(monkeypatch):
-    def fail() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
     monkeypatch.delenv("AUTOTUNE_HOME")
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", fail)
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("Could not determine home directory.")))
     with pytest.raises(InputError, match="set AUTOTUNE_HOME"):
         home()
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from factories import make_config, make_plan, make_result
@@ -82,10 +83,7 @@ def test_of_two_at_once_exactly_one_gets_it(tmp_path, attempt):
 
 
 def test_a_file_system_without_locks_has_searches_too(tmp_path, monkeypatch):
-    def has_none(*_):
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    monkeypatch.setattr(fcntl, "flock", has_none)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "Function not implemented")))
     with RunDirectory.create(tmp_path / "run") as directory:
         assert not directory.is_running()
 
@@ -186,13 +184,12 @@ def test_a_disk_that_is_full_before_the_first_trial_leaves_no_directory(tmp_path
     assert not list(tmp_path.iterdir())
 
 
+MOVED = "run: was moved while the search ran; `autotune resume '{}/else where'` goes on"
 FAULTS = {
     "full": (lambda run: fails(FULL), "finished trials are kept: `autotune resume"),
-    "moved": (lambda run: run.rename(run.with_name("else where")),
-              "run: was moved while the search ran; `autotune resume '{}/else where'` goes on"),
+    "moved": (lambda run: run.rename(run.with_name("else where")), MOVED),
     "moved, and an error": (
-        lambda run: run.rename(run.with_name("else where")) and fails(InfrastructureError("the place is gone")),
-        "run: was moved while the search ran; `autotune resume '{}/else where'` goes on",
+        lambda run: run.rename(run.with_name("else where")) and fails(InfrastructureError("the place is gone")), MOVED
     ),
     "removed": (shutil.rmtree, "run: was removed while the search ran"),
     "denied": (lambda run: fails(PermissionError(errno.EACCES, "Permission denied", str(run / "search.json"))),
