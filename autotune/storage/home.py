@@ -159,8 +159,8 @@ def write_trace(workload: Workload, parameters: int, profile: Profile) -> None:
     with contextlib.suppress(OSError, InputError):
         writable(path.parent.name)
         write_bytes(gzip.compress(profile.model_dump_json().encode(), 5, mtime=0), path)
-        total = 0
-        for file in sorted(path.parent.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True):
+        total, ours = 0, path.parent.glob(f"{'[0-9a-f]' * 32}.json.gz")  # beside files of the user's
+        for file in sorted(ours, key=lambda file: file.stat().st_mtime, reverse=True):
             total += file.stat().st_size
             if total > _MOST_TRACES_BYTES:
                 file.unlink()
