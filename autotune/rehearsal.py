@@ -167,10 +167,13 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
 
         def run(config: TrainConfig, memory_bytes: int) -> TrialResult:
             own = plan.workload.fixed_arguments.get("per_device_eval_batch_size", 8)
-            task = SoakTask(eval_batch_sizes=(int(own),), in_parts=True)
+            # The Trainer has all micro-batches of a step on the device. The last one, after the longest, computes too.
+            few = plan.micro_steps(config) + 1
+            task = SoakTask(eval_batch_sizes=(int(own),), in_parts=True, micro_steps=few)
             request = plan.request_of(config, Purpose.SOAK, number=next(numbers), timeout_s=1800.0, task=task)
             limits = request.limits.model_copy(update={"memory_bytes": memory_bytes})
-            return backend.pool.run(request.model_copy(update={"limits": limits}))
+            whole = {"limits": limits, "accumulation_steps": plan.workload.accumulation_steps(config)}
+            return backend.pool.run(request.model_copy(update=whole))
 
         common = {"gpu": gpu.name, "memory_bytes": gpu.memory_bytes, "workload": plan.workload}
         common |= {"devices": plan.baseline.parallelism.world_size, "versions": plan.hardware.versions}

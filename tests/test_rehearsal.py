@@ -178,7 +178,11 @@ def script(folder, gpu, *words):
 
 
 @pytest.mark.cuda
-def test_an_own_module_takes_what_it_takes_when_it_runs_alone(tmp_path):
+def test_an_own_module_takes_what_it_takes_when_it_runs_alone(tmp_path, monkeypatch):
+    """The micro-batches of a step, all of which are on the device at once, are alike."""
+    several = SCRIPT.replace('report_to="none"', 'report_to="none", gradient_accumulation_steps=8')
+    several = several.replace("1.0 if i % 4 else -1.0", "1.0").replace("range(batch)", "range(8 * batch)")
+    monkeypatch.setitem(globals(), "SCRIPT", several)
     done = script(tmp_path, "a100-80gb", 512, 4096, "data")
     assert done.returncode == 0, done.stderr
     found = Rehearsal.model_validate_json(done.stdout)

@@ -74,6 +74,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
     full_micro_steps: int  # those that the workload asks for
     clock: Clock
     warm_up_micro_steps: int | None = None  # of the steps before the measured ones; None: as many as of those
+    is_timed: bool = True  # otherwise the measured steps run as few
     ends_at: float = math.inf  # `time.perf_counter()` before which measuring ends, once a step has been measured
     # Began with the trial; gets laps for the first step, the discarded and the measured ones, then `afterwards`.
     stopwatch: Stopwatch = dataclasses.field(default_factory=lambda: Stopwatch("trainer_s"))
@@ -120,8 +121,8 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
 
     def leaves_out(self) -> bool:
         """Whether the micro-step that is to begin may be left out, in which case it ends at once."""
-        begun = len(self._marks) - 2
-        return not self._measured_from and self._warm_up_micro_steps - 1 <= begun < self.run_micro_steps - 1
+        begun, runs_all = len(self._marks) - 2, self.is_timed and self._measured_from
+        return not runs_all and self._warm_up_micro_steps - 1 <= begun < self.run_micro_steps - 1
 
     def micro_step_ended(self) -> None:
         self._marks.append(self.clock.mark())

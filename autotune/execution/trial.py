@@ -92,13 +92,15 @@ class Trial:
         self._profile = StepProfile(on_cpu=on_cpu, before=guard.relax) if isinstance(task, ProfileTask) else None
         if self._profile is not None:
             relax = self._profile.start
+        computed = task.micro_steps if isinstance(task, SoakTask) else None
         # Several ranks ask each other, which all of them have to do at the same steps.
         may_compile = not ranks or config.torch_compile_backend is not None
         self.timer = StepTimer(
             limits,
             request.accumulation_steps,
             request.workload.accumulation_steps(config),
-            warm_up_micro_steps=None if task else request.workload.warm_up_micro_steps(config),
+            warm_up_micro_steps=computed if task else request.workload.warm_up_micro_steps(config),
+            is_timed=computed is None,
             clock=HostClock() if on_cpu else CudaClock(),
             ends_at=ends_at,
             has_compiled=Compilations(ranks=ranks) if may_compile else lambda: False,
