@@ -112,7 +112,8 @@ def code_of(command: Sequence[str]) -> OwnCode:
     if not words:
         raise InputError("no script: write its command line after --, as `autotune script -- python train.py`")
     shown, first = " ".join(command), words[0]
-    if Path(first).name in ("accelerate", "deepspeed", "mpirun", "srun", "uv", "poetry"):
+    is_program = shutil.which(first) is not None and not Path(first).is_file() and not first.startswith("python")
+    if is_program or Path(first).name in ("accelerate", "deepspeed", "mpirun", "srun", "uv", "poetry"):
         raise InputError(f"{first}: write `python` and the script in its place; --devices N starts N processes")
     if Path(first).name.startswith("python"):
         found = shutil.which(words.pop(0))

@@ -35,6 +35,7 @@ def test_a_command_line_names_a_script_and_its_arguments(words, line, here):
     [
         ("", "no script: write its command line after --"),
         ("accelerate test", "accelerate: write `python` and the script in its place; --devices N starts N"),
+        ("bash train.sh", "bash: write `python` and the script in its place"),
         ("python", "python: expected a script"),
         ("python -c print(1)", "expected a script"),
         ("python missing.py", "missing.py: no such script"),
