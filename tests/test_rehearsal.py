@@ -266,17 +266,7 @@ def test_a_library_with_a_cuda_runtime_of_its_own_is_named_though_the_script_goe
 
 
 @pytest.mark.cuda
-def test_a_script_that_asks_how_much_memory_there_is_is_told_the_gpus(tmp_path, monkeypatch):
-    asks = "total = torch.cuda.mem_get_info()[1], torch.cuda.get_device_properties(0).total_memory\n"
-    asking = SCRIPT.replace("rows = [", f"{asks}batch >>= max(total) < 1 << 35\nrows = [")
-    monkeypatch.setitem(globals(), "SCRIPT", asking)
-    done = script(tmp_path, "l4", 64, 8, "data")
-    assert done.returncode == 0, done.stderr
-    assert Rehearsal.model_validate_json(done.stdout).workload.global_batch_size == 4
-
-
-@pytest.mark.cuda
-def test_what_a_script_sets_for_its_libraries_holds_and_its_choice_of_a_device_does_not_matter(tmp_path, monkeypatch):
+def test_what_a_script_sets_holds_but_its_choice_of_a_device_and_what_it_asks_is_of_the_gpu(tmp_path, monkeypatch):
     sets = (
         "import os\n"
         "os.environ |= {'CUDA_VISIBLE_DEVICES': '3', 'HF_HOME': '/own'}\n"
@@ -285,10 +275,13 @@ def test_what_a_script_sets_for_its_libraries_holds_and_its_choice_of_a_device_d
         "assert huggingface_hub.constants.HF_HUB_CACHE == '/own/hub'\n"
         "there = torch.ones(1, device='cuda')\n"
         "assert torch.cuda.memory_snapshot()[-1]['is_expandable']\n"
+        "total = torch.cuda.mem_get_info()[1], torch.cuda.get_device_properties(0).total_memory\n"
     )
-    monkeypatch.setitem(globals(), "SCRIPT", sets + SCRIPT)
+    asking = SCRIPT.replace("rows = [", "batch >>= max(total) < 1 << 35\nrows = [")
+    monkeypatch.setitem(globals(), "SCRIPT", sets + asking)
     done = script(tmp_path, "l4", 64, 8, "data")
     assert done.returncode == 0, done.stderr
+    assert Rehearsal.model_validate_json(done.stdout).workload.global_batch_size == 4
 
 
 @pytest.mark.cuda
