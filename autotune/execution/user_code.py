@@ -47,6 +47,8 @@ Found = TypeVar("Found")
 
 # Attributes of TrainingArguments: the code's own values that were laid over, and the values after that.
 _OWN, _LAID = "_autotune_own", "_autotune_laid"
+# Arguments that stay the code's own until its Trainer gets them.
+_LAID_LAST = ("eval_strategy", "save_strategy", "load_best_model_at_end")
 
 
 class _Reached(BaseException):
@@ -72,6 +74,18 @@ def as_written(arguments: Any) -> dict[str, Any]:
     """Return the arguments as the code has them, those that it has set since they were laid over included."""
     since = changed_arguments(arguments)
     return {**vars(arguments), **{name: v for name, v in own_values(arguments).items() if name not in since}}
+
+
+def begins_as_its_own(callback: Any) -> None:
+    """Have a callback read in `on_train_begin` how the code evaluates and saves, which the callback may insist on."""
+    original = callback.on_train_begin
+
+    def on_train_begin(arguments: Any, *args: Any, **kwargs: Any) -> Any:
+        own = own_values(arguments)
+        with patch.multiple(arguments, **{name: own[name] for name in _LAID_LAST}):
+            return original(arguments, *args, **kwargs)
+
+    callback.on_train_begin = on_train_begin
 
 
 def changed_arguments(arguments: Any) -> list[str]:
@@ -106,8 +120,8 @@ def overlaid(
         if _OWN not in vars(given_to) and (original := _copied(given_to, laid_over)) is not None:
             vars(given_to).update({name: dict(vars(original)[name]) for name in (_OWN, _LAID)})
         given = {name: v for name, v in arguments(given_to).items() if hasattr(given_to, name)}
-        if not is_last:  # code may read it, and then give no evaluation data to its Trainer
-            given.pop("eval_strategy", None)
+        if not is_last:  # code may read them, and other arguments follow from them
+            given = {name: value for name, value in given.items() if name not in _LAID_LAST}
         written = as_written(given_to)
         own = vars(given_to).setdefault(_OWN, {})
         for name, value in given.items():
@@ -125,8 +139,8 @@ def overlaid(
     def make(trainer: Any, *args: Any, **kwargs: Any) -> None:
         bound = signature.bind(trainer, *args, **kwargs)
         given = bound.arguments
-        if given.get("args") is not None:
-            lay(given["args"], is_last=True)
+        given["args"] = given.get("args") or TrainingArguments("tmp_trainer")  # which the Trainer would make
+        lay(given["args"], is_last=True)
         if given.get("model") is not None:
             given["model"] = fit(given["model"])
         elif (init_model := given.get("model_init")) is not None:  # the Trainer reads its signature

@@ -353,11 +353,15 @@ def test_callbacks_that_wait_for_evaluations_are_left_out_and_those_that_ask_for
         "class Patience(EarlyStoppingCallback):\n    pass\n\n"
         "class Often(TrainerCallback):\n    def on_step_end(self, args, state, control, **kwargs):\n"
         "        control.should_evaluate = control.should_save = True\n"
+        "    def on_train_begin(self, args, state, control, **kwargs):\n"
+        "        assert args.eval_strategy == args.save_strategy == 'epoch' and args.load_best_model_at_end\n"
+        "        assert args.metric_for_best_model == 'loss'\n"
         "    def on_train_end(self, args, state, control, **kwargs):\n        open(state.best_model_checkpoint)\n"
     )
+    best = ("--eval_strategy", "epoch", "--save_strategy", "epoch", "--load_best_model_at_end", "True")
     text = SCRIPT.replace("eval_dataset=Rows(8)", "eval_dataset=Rows(8), callbacks=[Patience(), Often()]")
     text = text.replace("trainer.train()", "trainer.evaluate = trainer._save_checkpoint = None\ntrainer.train()")
-    _, workload = described(bench, script(tmp_path, patience + text, *QUIET, "--eval_strategy", "epoch"))
+    _, workload = described(bench, script(tmp_path, patience + text, *QUIET, *best))
     measured(bench, workload, per_device_train_batch_size=4)
 
 

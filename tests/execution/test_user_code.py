@@ -73,9 +73,9 @@ def test_arguments_take_what_is_laid_over_them_and_remember_their_own():
 )
 def test_a_copy_of_arguments_remembers_the_codes_own(copied):
     with overlaid(lambda given: {**harness(given), "bf16": True}):
-        args = TrainingArguments("out", use_cpu=True, save_strategy="epoch", eval_strategy="steps", eval_steps=2)
+        args = TrainingArguments("out", use_cpu=True, logging_strategy="epoch", eval_strategy="steps", eval_steps=2)
         others, made = TrainingArguments("others", use_cpu=True), copied(args)
-    assert (own_values(others)["save_strategy"], own_values(made)["save_strategy"]) == ("steps", "epoch")
+    assert (own_values(others)["logging_strategy"], own_values(made)["logging_strategy"]) == ("steps", "epoch")
     assert (own_values(made)["bf16"], made.bf16, made.eval_strategy) == (False, True, "steps")
 
 
