@@ -311,7 +311,7 @@ class Trial:
         return reading
 
     def _trained(self, probe: EffectsProbe, trainer: Any, train: Callable[[], Any], reading: Reading) -> Outcome:
-        """Train by `train` until the timer has enough, carry out the self's check, and return what was measured."""
+        """Train by `train` until the timer has enough, carry out the trial's check, and return what was measured."""
         request, timer, guard = self.request, self.timer, self.guard
         losses = watch_losses(trainer, timer.micro_step_ended, timer.leaves_out)
         if self.recorder is not None:
@@ -322,6 +322,9 @@ class Trial:
         if not math.isfinite(total := losses()):
             return self.useless(f"the loss became {total}: not trainable like this")
         if not timer.step_times_s():
+            if (steps := trainer.state.global_step) < trainer.state.max_steps:
+                reason = "a callback of your code stopped it, or its data ended"
+                return self.useless(f"training ended after {steps} steps, before one was measured: {reason}")
             return self.useless(f"the loss scaler skipped the first {_SCALER_STEPS} steps and more")
         guard.check()
         found = checking.findings(request.task, trainer, reading, guard, self.recorder)

@@ -469,10 +469,27 @@ def test_an_optimizer_of_the_codes_own_is_held_and_not_looked_at(bench, tmp_path
     assert measured(bench, workload).effects["optim"] == "as your code has it"
 
 
-@pytest.mark.slow
-def test_arguments_that_are_set_after_the_trainer_was_made_make_a_trial_invalid(bench, tmp_path):
-    late = SCRIPT.replace("trainer.train()\n", "trainer.args.per_device_train_batch_size = 3\ntrainer.train()\n")
-    _, workload = described(bench, script(tmp_path, late, *QUIET))
-    result = run(bench, workload)
+STOPS = """
+class Stops(__import__("transformers").TrainerCallback):
+    def on_substep_end(self, args, state, control, **kwargs):
+        control.should_training_stop = True
+
+trainer.add_callback(Stops())
+"""
+LATE = "trainer.args.per_device_train_batch_size = 3\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "cause"),
+    [
+        pytest.param(LATE, "your code sets per_device_train_batch_size again after it has", marks=pytest.mark.slow),
+        (STOPS, "training ended after 0 steps, before one was measured: a callback of your code stopped it"),
+    ],
+    ids=["arguments", "stop"],
+)
+def test_code_that_makes_its_trial_invalid_is_told_how(bench, tmp_path, own, cause):
+    text = SCRIPT.replace("trainer.train()\n", f"{own}trainer.train()\n")
+    _, workload = described(bench, script(tmp_path, text, *QUIET))
+    result = run(bench, workload, per_device_train_batch_size=4)
     assert result.status is TrialStatus.INVALID
-    assert result.outcome.cause == "your code sets per_device_train_batch_size again after it has made its Trainer"
+    assert result.outcome.cause.startswith(cause)
