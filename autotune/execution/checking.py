@@ -99,7 +99,7 @@ def findings(
         if reading.longest is not None:
             try:
                 with host_values.reading("copies"):  # predictions, for metrics
-                    found = evaluated(task.eval_batch_sizes, trainer, reading, guard)
+                    found |= evaluated(task.eval_batch_sizes, trainer, reading, guard)
                 host_values.check()
             except (CheckError, host_values.UnknownValueError):
                 if (reason := host_values.unknown()) is None:

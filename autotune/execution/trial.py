@@ -293,7 +293,8 @@ class Trial:
         found = trainer.eval_dataset
         sets = found if isinstance(found, dict) else {"": found}
         sized = {name: rows for name, rows in sets.items() if rows is not None and has_length(rows)}
-        streamed = "not evaluated: your eval_dataset is a stream" if found is not None and not sized else None
+        streams = [name or "your eval_dataset" for name, rows in sets.items() if rows is not None and name not in sized]
+        streamed = f"not evaluated: {', '.join(streams)} (a stream)" if streams else None
         reading = Reading(not_evaluated=streamed, not_saved=not_saved)
         if filled := {name: rows for name, rows in sized.items() if len(rows)}:
 
@@ -304,7 +305,7 @@ class Trial:
                 return {name: view(rows, longest_of(rows, min(samples, len(rows)))) for name, rows in filled.items()}
 
             kept = max(map(len, filled.values())) if keeps_predictions(trainer) else None
-            reading = Reading(longest, kept, not_saved=not_saved)
+            reading = reading._replace(longest=longest, kept=kept)
         if code.reorders:
             samples, directory = self.max_steps * self.samples_per_step, self.data_directory
             trainer.train_dataset = ordered(self.request, trainer.train_dataset, directory, samples=samples)

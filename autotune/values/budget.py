@@ -132,7 +132,7 @@ class Soaked(Value):
     """The result of a soak: the evaluation batch and checkpoint that fitted the memory budget."""
 
     eval_batch_size: PositiveInt | None  # None: there was no evaluation
-    not_evaluated: str | None = None  # why; None: the user's Trainer has no evaluation data
+    not_evaluated: str | None = None  # what of the evaluation data, and why; None: all, or there are none
     checkpoint_bytes: int | None  # weights and optimizer states on disk; None: not saved
     not_saved: str | None = None  # why no checkpoint was saved
     eval_accumulation_steps: PositiveInt | None = None  # batches until predictions go to the host; None: at the end
@@ -150,7 +150,7 @@ class Soaked(Value):
     def __str__(self) -> str:
         batch = self.not_evaluated or "nothing to evaluate on"
         if self.eval_batch_size is not None:
-            batch = f"evaluation batch {self.eval_batch_size}"
+            batch = "; ".join(filter(None, (self.not_evaluated, f"evaluation batch {self.eval_batch_size}")))
         if self.predicted_samples is not None:
             batch += f", predictions of {self.predicted_samples:,} samples kept"
             batch += "" if self.predictions_bytes is None else f" ({show_memory(self.predictions_bytes)})"

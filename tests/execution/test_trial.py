@@ -377,13 +377,15 @@ def test_samples_that_come_as_a_stream_keep_their_order(bench, tmp_path):
 
 
 def test_of_several_data_sets_to_evaluate_on_each_is_read_the_longest_samples_first(bench, tmp_path):
-    sets = "{'many': dataset.select(range(8)), 'one': [{'input_ids': [5] * 60}]}"
+    stream = "dataset.to_iterable_dataset()"
+    sets = f"{{'many': dataset.select(range(8)), 'news': {stream}, 'one': [{{'input_ids': [5] * 60}}]}}"
     text = LLAMA_SCRIPT.replace("eval_dataset=dataset.select(range(8))", f"eval_dataset={sets}")
     widths = tmp_path / "widths"
     note = f"    print(*(len(s['input_ids']) for s in samples), file=open({str(widths)!r}, 'a'))\n"
     text = text.replace("    longest = max(", f"{note}    longest = max(")
     _, workload = described(bench, script(tmp_path, text, *QUIET, "--remove_unused_columns", "False"))
-    measured(bench, workload, purpose=Purpose.SOAK, task=SoakTask(eval_batch_sizes=(4,)))
+    soak = measured(bench, workload, purpose=Purpose.SOAK, task=SoakTask(eval_batch_sizes=(4,)))
+    assert str(soak.soaked).startswith("not evaluated: news (a stream); evaluation batch 4")
     *_, first, second, last = ([*map(int, line.split())] for line in widths.read_text().splitlines())
     assert ([*first, *second], last) == (sorted([*first, *second], reverse=True), [60])
 
