@@ -21,6 +21,7 @@ trl = pytest.mark.skipif(find_spec("trl") is None, reason="trl isn't installed")
 
 
 SHORT, OF_WHISPER = make_facts(max_sequence_length=50), make_facts(max_target_length=448)
+VERA = {"adapter": {"kind": "vera"}, "quantization": "nf4"}
 OF_SOUND = {"task": Task.SPEECH_CTC, "sequence_length": 64, "tokens_per_sample": None}
 
 
@@ -185,6 +186,8 @@ def test_what_no_recipe_takes_is_refused(options, message):
         ("sft", {"train_sampling_strategy": "group_by_length"}, "grouping by length is tried with the models' own"),
         ("sft", {"precision": "fp16", "quantization": "nf4"}, "nf4: TRL trains adapters on it in bf16"),
         ("sft", {"adapter": {"kind": "bitfit"}}, "bitfit: TRL takes adapters of peft"),
+        ("grpo", {**VERA, "precision": "bf16"}, "vera on nf4: TRL generates without autocast"),
+        ("sft", VERA, "vera on nf4: TRL trains without autocast"),
         (None, {"generation_batch_size": 8}, "generation_batch_size: nothing is generated here"),
     ],
     ids=str,
