@@ -12,7 +12,7 @@ from autotune.exports import launch_files, targets
 from autotune.output.table import text_of
 from autotune.storage.run_directory import read_result
 from autotune.training import adapters
-from autotune.training.arguments import arguments_of
+from autotune.training.arguments import arguments_class, arguments_of
 from autotune.training.inputs import freeze, is_vision
 from autotune.values.hardware import ALLOCATOR_VARIABLE, allocator_settings, installed_versions
 from autotune.values.result import ResultData
@@ -39,20 +39,14 @@ class TuningResult(ResultData):
         Raises:
             ValueError: The installed transformers or this machine refuses an argument.
         """
-        from transformers import TrainingArguments
-
         for name, value in launch_files.environment(self.best.config).items():
             given = allocator_settings() if name == ALLOCATOR_VARIABLE else os.environ.get(name)
             if value not in (given or ""):
                 warnings.warn(f"measured with {name}={value}: start Python with it, no argument says it", stacklevel=2)
         here = self.hardware.model_copy(update={"versions": installed_versions()})
         tuned = arguments_of(self.best.config, self.workload, here, self.soaked).training_arguments
-        kind = TrainingArguments
-        if self.workload.recipe is not None:
-            import trl
-
-            kind = getattr(trl, self.workload.recipe.kind.config)
-        made = kind(output_dir=str(output_dir), **{**tuned, **overrides})
+        whole = {"output_dir": str(output_dir), **tuned, **overrides}
+        made: TrainingArguments = arguments_class(self.workload.recipe)(**whole)
         if self.best.config.parallelism.is_single and made.n_gpu > 1:
             made._n_gpu = 1  # no DataParallel, whose steps are larger
         return made

@@ -81,12 +81,13 @@ class Shape(Value):
     image_size: int | None = Field(default=None, description="edge of these in pixels")
     padded: bool = Field(default=False, description="whether batches hold padding")
     recipe: RecipeName | None = Field(default=None, description="of TRL, whose loss it is; None: the model's own")
+    beta: float | None = Field(default=None, description="of a recipe that generates, the user's own; None: TRL's")
     completion: int = Field(default=0, description="of a recipe's tokens, those whose log-probabilities count")
     smoothed: bool = Field(default=False, description="the loss is the Trainer's, of smoothed labels")
 
     @property
     def kind(self) -> RecipeKind | None:
-        return None if self.recipe is None else RECIPES[self.recipe]
+        return None if self.recipe is None else RECIPES[self.recipe].weighing(self.beta)
 
 
 def family_of(config: TrainConfig, hardware: Hardware, workload: Workload | None = None) -> Family:
@@ -140,6 +141,7 @@ def shape_of(workload: Workload) -> Shape:
         length=lengths.maximum if lengths is not None else workload.sequence_length,
         padded=lengths is not None and lengths.differ,
         recipe=workload.own_code.recipe if workload.own_code is not None else recipe and recipe.name,
+        beta=workload.fixed_arguments.get("beta") if workload.generates else None,
         completion=scored,
         smoothed=bool(workload.fixed_arguments.get("label_smoothing_factor"))
         and workload.recipe is None

@@ -63,7 +63,7 @@ def run_describe(directory: Path) -> None:
         elif workload.own_code is not None:
             answer = _described_code(workload.own_code, directory, data)
         else:
-            check_arguments(request.arguments, request.source)
+            check_arguments(request.arguments, request.source, workload.recipe)
             facts = describe(workload.model, workload.task, workload.recipe)
             lengths, notes = (prepare if workload.recipe is None else checked_data)(workload, data)
             answer = Description(facts=facts, lengths=lengths, notes=notes)

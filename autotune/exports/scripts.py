@@ -119,7 +119,8 @@ def trainer(
 
 
 def _recipe(result: ResultData, recipe: Recipe) -> dict[str, Any]:
-    path, kind, arguments = result.workload.dataset, recipe.kind, _model_arguments(result)
+    path, arguments = result.workload.dataset, _model_arguments(result)
+    kind = recipe.kind.weighing(result.workload.fixed_arguments.get("beta"))
     texts = {
         "prompt": f"text({recipe.prompt_length})",
         "label": "index % 2 == 0",
@@ -130,6 +131,7 @@ def _recipe(result: ResultData, recipe: Recipe) -> dict[str, Any]:
         arguments["num_labels"] = 1
     return {
         "model_arguments": arguments,
+        "kind": kind,
         "file": path and (*READERS[PurePath(path).suffix.lower()], glob.escape(path)),
         "row": Code("{" + ", ".join(f'"{name}": {texts[name]}' for name in kind.columns) + "}"),
     }

@@ -71,6 +71,7 @@ class Start:
         options, arguments, notes = self.options, self.arguments, self.notes
         if options.text_field and not options.data:
             raise InputError("--text-field: needs --data FILE")
+        options = workloads.with_arguments_of_trl(options, hardware.kind, arguments)
         workload, ranks = workloads.workload_of(options, hardware.kind, notes, model), hardware.count or 1
         steps, source = arguments.searched.get("gradient_accumulation_steps", 1), arguments.source
         if options.global_batch == "any" and steps > 1:
@@ -252,13 +253,14 @@ def baseline_of(
     ):
         if longest is not None and (length or 0) > longest:
             raise InputError(f"{option} {length}: {workload.model.name} has {longest} positions; use at most that")
-    is_kto = workload.recipe is not None and workload.recipe.name == "kto"  # which compares samples of a micro-batch
+    least = 1
     if workload.recipe is not None:
+        least = 1 if workload.recipe.kind.coupled is None else 2  # samples of a micro-batch, which KTO compares
         usual = {"bf16": hardware.has_bf16 and not arguments.searched.get("fp16")}
         if not {"activation_checkpointing", "gradient_checkpointing"} & arguments.searched.keys():
             usual["gradient_checkpointing"] = facts.supports_checkpointing
         arguments = arguments._replace(searched={**usual, **arguments.searched})
-    return baseline_config(arguments, workload.global_batch_size, facts, hardware, least=2 if is_kto else 1)
+    return baseline_config(arguments, workload.global_batch_size, facts, hardware, least=least)
 
 
 def _restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:

@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from autotune.errors import InputError
-from autotune.planning.options import WorkloadOptions
+from autotune.planning.options import SearchOptions, WorkloadOptions
+from autotune.training.baseline import UserArguments
 from autotune.training.build import build_config
 from autotune.training.inputs import fixed_frames, image_or_sound, image_text, least_frames
 from autotune.training.resolve import check_task, default_task, head_notes, resolve
@@ -16,6 +17,7 @@ from autotune.values.model import ModelSpec, Task
 from autotune.values.workload import LONGEST_SAMPLE, RECIPES, Recipe, Workload
 
 DEFAULT_GLOBAL_BATCH = {"cuda": 64, "cpu": 8}
+_USUAL_LENGTH = {"cuda": 256, "cpu": 32}  # tokens of a recipe's prompts, and of its completions
 
 
 def workload_of(
@@ -121,6 +123,28 @@ def check_recipe(options: WorkloadOptions) -> None:
         raise InputError(f"--reward {given['reward']}: expected MODULE:FUNCTION")
 
 
+def with_arguments_of_trl(options: SearchOptions, device: str, arguments: UserArguments) -> SearchOptions:
+    """Return the options with the lengths and the generations that the user's arguments give a recipe's Trainer."""
+    given: dict[str, int] = {}
+    fixed, source = arguments.fixed, arguments.source
+    if options.recipe is not None and RECIPES[options.recipe].generates:
+        for option, name in (("generations", "num_generations"), ("completion_len", "max_completion_length")):
+            given |= {option: fixed[name]} if name in fixed else {}
+            if (asked := getattr(options, option)) not in (None, own := given.get(option, asked)):
+                raise InputError(
+                    f"{source}: {name} {own} and --{option.replace('_', '-')} {asked}: drop one of the two"
+                )
+    elif options.recipe is not None and (longest := fixed.get("max_length")) is not None:
+        usual = _USUAL_LENGTH[device]
+        together = (options.prompt_len or usual) + (options.completion_len or usual)
+        if together > longest or (options.data is not None and together < longest):  # a file's samples are cut there
+            if options.prompt_len or options.completion_len:
+                both = f"--prompt-len and --completion-len, together {together}"
+                raise InputError(f"{source}: max_length {longest} and {both}: drop one of the two")
+            given = {"prompt_len": longest // 2, "completion_len": longest - longest // 2}
+    return options.model_copy(update=given)
+
+
 def _recipe_of(options: WorkloadOptions, device: str) -> tuple[ModelSpec, Task, Recipe]:
     assert options.recipe is not None
     kind = RECIPES[options.recipe]
@@ -131,7 +155,7 @@ def _recipe_of(options: WorkloadOptions, device: str) -> tuple[ModelSpec, Task, 
     if kind.task is Task.SEQUENCE_CLASSIFICATION:  # a reward is one number
         figures = {n: value for n, value in spec.config.items() if n not in ("num_labels", "id2label", "label2id")}
         spec = spec.model_copy(update={"config": {**figures, "num_labels": 1}})
-    usual = {"cuda": 256, "cpu": 32}[device]
+    usual = _USUAL_LENGTH[device]
     prompt, completion = options.prompt_len or usual, options.completion_len or usual
     if completion < 2 and not kind.generates:
         raise InputError("--completion-len 1: TRL ends a completion with a token of its own; use 2 or more")

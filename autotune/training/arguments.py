@@ -8,6 +8,8 @@ of the environment for sequence parallelism, and the model's argument `distribut
 the plan of its class. Defaults of the libraries are left out.
 """
 
+import importlib
+import json
 from typing import Any
 
 from pydantic import Field
@@ -58,8 +60,13 @@ def training_plan(config: TrainConfig, workload: Workload, hardware: Hardware) -
     recipe, harness = workload.recipe, dict(_HARNESS)
     if recipe is not None:
         del harness["remove_unused_columns"]  # TRL's Trainer sees to the columns itself
+        if workload.dataset is None:  # a tokenizer of synthetic words has no others
+            harness |= {n: None for n in ("eos_token", "pad_token") if n in workload.fixed_arguments}
         if recipe.kind.generates:
-            harness |= {"shuffle_dataset": False, "generation_kwargs": {"min_new_tokens": recipe.completion_length}}
+            own = workload.fixed_arguments.get("generation_kwargs") or {}
+            forced = {**(json.loads(own) if isinstance(own, str) else own), "min_new_tokens": recipe.completion_length}
+            # Those completions end by their number of tokens, and not by themselves.
+            harness |= {"shuffle_dataset": False, "generation_kwargs": forced, "mask_truncated_completions": False}
     return TrainingPlan(
         tuned={"seed": workload.seed, **workload.fixed_arguments, **_tuned(config, workload, hardware)},
         harness=harness,
@@ -69,6 +76,12 @@ def training_plan(config: TrainConfig, workload: Workload, hardware: Hardware) -
         if config.quantization
         else None,
     )
+
+
+def arguments_class(recipe: Recipe | None) -> Any:
+    """Return the class of a Trainer's arguments: that of transformers, or of TRL for a recipe."""
+    library, name = ("transformers", "TrainingArguments") if recipe is None else ("trl", recipe.kind.config)
+    return getattr(importlib.import_module(library), name)
 
 
 def arguments_of(config: TrainConfig, workload: Workload, hardware: Hardware, soaked: Soaked | None) -> Arguments:
@@ -113,7 +126,7 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
     else:
         arguments.pop("torch_compile_mode", None)
     if (recipe := workload.recipe) is not None:
-        arguments |= _of_trl(recipe, config, workload.sequence_length) | _under_old_name(arguments)
+        arguments |= _of_trl(recipe, config, workload) | _under_old_name(arguments)
     spread = config.parallelism
     if spread.tensor_parallel > 1:  # transformers shards the model, and can't resume what it has sharded
         return arguments | {"save_only_model": True}
@@ -124,12 +137,11 @@ def _tuned(config: TrainConfig, workload: Workload, hardware: Hardware) -> dict[
     return arguments | spread.model_dump(include={*OF_DDP}, exclude_none=True)
 
 
-def _of_trl(recipe: Recipe, config: TrainConfig, sequence_length: int) -> dict[str, Any]:
-    arguments: dict[str, Any] = {"max_length": sequence_length}
+def _of_trl(recipe: Recipe, config: TrainConfig, workload: Workload) -> dict[str, Any]:
+    arguments = {"max_length": workload.fixed_arguments.get("max_length", workload.sequence_length)}
     if recipe.kind.generates:
         arguments = {"num_generations": recipe.generations, "max_completion_length": recipe.completion_length}
-    knobs = {"generation_batch_size", "pad_to_multiple_of", "precompute_ref_log_probs"}
-    arguments |= config.model_dump(include=knobs, exclude_defaults=True)
+    arguments |= config.model_dump(include=set(OF_TRL), exclude_defaults=True)
     if recipe.kind.coupled is not None:  # KTO takes no other order
         arguments["train_sampling_strategy"] = "sequential"
     return arguments
@@ -309,6 +321,9 @@ _DEFAULTS: dict[str, Any] = {
 SEARCHED_ARGUMENTS = frozenset(
     {*_ONE_TO_ONE, *_DEFAULTS, *OF_DDP, "gradient_accumulation_steps", "bf16", "fp16", "dataloader_persistent_workers"}
 )
+
+# Arguments of TRL that are knobs.
+OF_TRL = frozenset({"generation_batch_size", "pad_to_multiple_of", "precompute_ref_log_probs"})
 
 # Arguments of trials of the user's own code alone: it decides which columns are removed; nothing is evaluated or saved.
 OWN_HARNESS: dict[str, Any] = {

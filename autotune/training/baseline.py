@@ -10,11 +10,19 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from autotune.errors import InputError, complaint, one_line, suggestion
-from autotune.training.arguments import FSDP_BY_SIZE, OWN_HARNESS, SEARCHED_ARGUMENTS, ZERO_STAGES
+from autotune.training.arguments import (
+    FSDP_BY_SIZE,
+    OF_TRL,
+    OWN_HARNESS,
+    SEARCHED_ARGUMENTS,
+    ZERO_STAGES,
+    arguments_class,
+)
 from autotune.values.config import KNOBS, LARGEST_BATCH, LARGEST_SEED, OF_DDP, Parallelism, Precision, TrainConfig
 from autotune.values.hardware import Hardware, allocator_settings
 from autotune.values.model import ModelFacts
 from autotune.values.techniques import checkpointing_of
+from autotune.values.workload import Recipe
 
 TRAINER_MICRO_BATCH = 8  # TrainingArguments.per_device_train_batch_size
 
@@ -43,10 +51,15 @@ _REFUSED = {
     "torchdynamo": "transformers 5 calls it torch_compile_backend",
     "no_cuda": "transformers 5 calls it use_cpu",
     "fp16_opt_level": "apex is gone from transformers 5; use fp16 or bf16",
+    "use_vllm": "transformers generates in trials",
+    **dict.fromkeys(("packing", "padding_free"), "a recipe is tuned with a row for each sample"),
+    "model_init_kwargs": "the search decides how the model is made",
 }
 # Learning-rate schedules that wait for evaluations, of which a trial has none.
 BY_EVALUATION = ("reduce_lr_on_plateau", "greedy")
-# Names of places, and a secret that must not reach the run directory (`to_json_string` masks it).
+# Arguments of TRL that a workload is made of.
+_COUNTS_OF_TRL = ("max_length", "num_generations", "max_completion_length", "steps_per_generation")
+# Names of places, and a secret that must not reach the run directory.
 _LEFT_OUT = frozenset({"output_dir", "logging_dir", "run_name", "overwrite_output_dir", "hub_token"})
 
 # Settings of FSDP2 that a configuration has a field for, and all, as TrainingArguments have them by themselves.
@@ -101,28 +114,36 @@ def read_arguments(path: Path) -> UserArguments:
     for name, reason in _REFUSED.items():
         if document.get(name):
             raise InputError(f"{source}: {name}: {reason}; remove it")
-    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+    if document.get("num_iterations", 1) != 1:
+        raise InputError(f"{source}: num_iterations: a step is a whole cycle of generating and training; remove it")
+    # `to_json_string` masks all tokens, those of a tokenizer too.
+    document = {name: value for name, value in document.items() if value != f"<{name.upper()}>"}
+    counts = (name for name in _COUNTS_OF_TRL if document.get(name) is not None)
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps", *counts):
         value = document.get(name, 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InputError(f"{source}: {name}: expected a whole number above 0, not {value!r}")
+    if steps := document.pop("steps_per_generation", None):  # another way to say how many are generated at once
+        at_once = steps * document.get("per_device_train_batch_size", TRAINER_MICRO_BATCH)
+        document["generation_batch_size"] = document.get("generation_batch_size") or at_once
     for name, value in document.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise InputError(f"{source}: {name}: expected a finite number, not {value}")
-    searched = {k: v for k, v in document.items() if k in SEARCHED_ARGUMENTS}
-    ignored = SEARCHED_ARGUMENTS | _LEFT_OUT | set(_REFUSED)
+    decided = SEARCHED_ARGUMENTS | OF_TRL
+    searched = {k: v for k, v in document.items() if k in decided}
+    ignored = decided | _LEFT_OUT | set(_REFUSED)
     return UserArguments(searched, {k: v for k, v in document.items() if k not in ignored and v is not None}, source)
 
 
-def check_arguments(given: dict[str, Any], source: str) -> None:
-    """Refuse values that the installed TrainingArguments, torch's AdamW or the schedule don't take."""
-    from transformers import TrainingArguments
-
-    known, types = [field.name for field in dataclasses.fields(TrainingArguments)], get_type_hints(TrainingArguments)
+def check_arguments(given: dict[str, Any], source: str, recipe: Recipe | None = None) -> None:
+    """Refuse values that the installed TrainingArguments (TRL's of a recipe), torch's AdamW or the schedule refuse."""
+    theirs = arguments_class(recipe)
+    known, types = [field.name for field in dataclasses.fields(theirs)], get_type_hints(theirs)
     for name, value in given.items():
         if name not in known:
             near = suggestion(name, known)
-            raise InputError(f"{source}: {name!r} is no argument of the installed TrainingArguments{near}")
-        is_taken = value is None or name == "fsdp"  # whose type isn't all that it takes
+            raise InputError(f"{source}: {name!r} is no argument of the installed {theirs.__name__}{near}")
+        is_taken = value is None or name in ("fsdp", "loss_type")  # whose types aren't all that they take
         reason = None if is_taken else _mistyped(types[name], value)
         least, most = _RANGES.get(name, (-math.inf, math.inf))
         if reason is None and isinstance(value, int | float) and not least <= value <= most:
@@ -131,14 +152,14 @@ def check_arguments(given: dict[str, Any], source: str) -> None:
             raise InputError(f"{source}: {name}: {value} waits for evaluations, of which a trial has none")
         if reason is not None:
             raise InputError(f"{source}: {name}: {reason}, not {json.dumps(value)[:100]}")
-    left_out = SEARCHED_ARGUMENTS | {"ddp_backend"}  # where there is one process, it can't be told
+    left_out = SEARCHED_ARGUMENTS | OF_TRL | {"ddp_backend"}  # where there is one process, it can't be told
     fixed = {name: value for name, value in given.items() if name not in left_out}
     try:
-        _try_out(fixed)
+        _try_out(theirs, fixed)
     except Exception as whole:
         for name, value in fixed.items():  # whichever it is is named
             try:
-                _try_out({name: value})
+                _try_out(theirs, {name: value})
             except Exception as error:
                 raise InputError(f"{source}: {name}: {one_line(error)}") from None
         raise InputError(f"{source}: {one_line(whole)}") from None
@@ -161,12 +182,14 @@ def _mistyped(kind: Any, value: Any) -> str | None:
     return None
 
 
-def _try_out(given: dict[str, Any]) -> None:
+def _try_out(theirs: Any, given: dict[str, Any]) -> None:
     """Make arguments, optimizer and schedule of a trial; raises whatever the libraries raise."""
     import torch
-    from transformers import TrainingArguments, get_scheduler
+    from transformers import get_scheduler
 
-    made = TrainingArguments(**{**given, **OWN_HARNESS, "use_cpu": True, "output_dir": "."})
+    of_trial = {**OWN_HARNESS, "use_cpu": True, "bf16": False, "output_dir": "."}
+    of_trial["per_device_train_batch_size"] = given.get("num_generations", TRAINER_MICRO_BATCH)  # all of one prompt
+    made = theirs(**{**given, **of_trial})
     rates = {"lr": made.learning_rate, "eps": made.adam_epsilon, "weight_decay": made.weight_decay}
     optimizer = torch.optim.AdamW([torch.zeros(1)], betas=(made.adam_beta1, made.adam_beta2), **rates)
     schedule, more = made.lr_scheduler_type, made.lr_scheduler_kwargs
@@ -190,6 +213,9 @@ def baseline_config(
         raise InputError(f"{source}: split_batches deals a micro-batch out to all devices; remove it")
     is_said = {name: known.argument == "always" for name, known in KNOBS.items() if known.argument}
     as_given = {name: value for name, value in given.items() if name in is_said and (value or is_said[name])}
+    as_given |= {name: given[name] for name in OF_TRL if given.get(name) not in (None, "auto")}
+    if global_batch is not None and given.get("generation_batch_size") == global_batch:
+        as_given["generation_batch_size"] = None  # all of a step, as they are by default
     each = TRAINER_MICRO_BATCH if global_batch is None else global_batch // devices
     divisors = [size for size in range(least, each + 1) if each % size == 0]
     usual = [size for size in divisors if size <= TRAINER_MICRO_BATCH]
@@ -233,9 +259,8 @@ def _fsdp(given: dict[str, Any], source: str) -> dict[str, Any]:
     if not words:
         return {}
     if not isinstance(settings, dict):
-        raise InputError(
-            f"{source}: fsdp_config: expected an object of FSDP's settings, not {json.dumps(settings)[:100]}"
-        )
+        given_as = json.dumps(settings)[:100]
+        raise InputError(f"{source}: fsdp_config: expected an object of FSDP's settings, not {given_as}")
     said = dict(_FSDP_DEFAULTS)
     for name, value in settings.items():
         as_text = {"true": True, "false": False} if isinstance(value, str) else {}

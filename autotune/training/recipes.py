@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from autotune.errors import InputError, NoEffectError, one_line
 from autotune.training.adapters import peft_config
-from autotune.training.arguments import TrainingPlan
+from autotune.training.arguments import OWN_HARNESS, TrainingPlan, arguments_class
 from autotune.training.dataset import PLAIN, row_order
 from autotune.training.inputs import special_ids
 from autotune.training.texts import check_columns, load_tokenizer, profile_of, quiet_datasets, rows_of_file
@@ -88,8 +88,9 @@ def _tokens(workload: Workload, directory: Path) -> NDArray[np.int64]:
     trainer_class = getattr(trl, recipe.kind.trainer)
     given = {"ref_model": copy.deepcopy(model)} if recipe.kind.reference else {}
     with tempfile.TemporaryDirectory(dir=directory) as scratch, quiet_datasets():
-        plain = {"train_sampling_strategy": "sequential", "bf16": False, "use_cpu": True, "report_to": "none"}
-        arguments = getattr(trl, recipe.kind.config)(scratch, max_length=workload.sequence_length, **plain)
+        plain = {"train_sampling_strategy": "sequential", "bf16": False, "use_cpu": True, "output_dir": scratch}
+        own = {**workload.fixed_arguments, "max_length": workload.sequence_length}
+        arguments = arguments_class(recipe)(**{**own, **OWN_HARNESS, **plain})
         made = trainer_class(model=model, args=arguments, train_dataset=rows, processing_class=tokenizer, **given)
     return np.minimum(row_lengths(made.train_dataset), workload.sequence_length)
 
@@ -188,7 +189,7 @@ def recipe_trainer(
 
     recipe = cast(Recipe, workload.recipe)
     trainer_class = getattr(trl, recipe.kind.trainer)
-    config = getattr(trl, recipe.kind.config)(**arguments)
+    config = arguments_class(recipe)(**arguments)
     given: dict[str, Any] = {"reward_funcs": [reward_function(recipe)]} if recipe.kind.generates else {}
     if mapping.adapter is not None:
         given["peft_config"] = peft_config(mapping.adapter)
@@ -230,12 +231,10 @@ class StepCount:
     def __init__(self, trainer: Any, recipe: Recipe, per_step: int) -> None:
         self._trainer, self._recipe, self._per_step = trainer, recipe, per_step
         self.samples = 0
-        if recipe.kind.generates:
-            self._original = trainer._generate_and_score_completions
-            trainer._generate_and_score_completions = self._generated
-        else:
-            self._original = trainer.training_step
-            trainer.training_step = self._trained
+        generated, trained = ("_generate_and_score_completions", self._generated), ("training_step", self._trained)
+        name, counted = generated if recipe.kind.generates else trained
+        self._original = getattr(trainer, name)
+        setattr(trainer, name, counted)
 
     def _generated(self, inputs: Any) -> Any:
         prompts, each = [row["prompt"] for row in inputs], self._recipe.generations

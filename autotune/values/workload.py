@@ -185,9 +185,15 @@ class RecipeKind(NamedTuple):
         """The class of its arguments."""
         return self.trainer.replace("Trainer", "Config")
 
+    def weighing(self, beta: float | None) -> Self:
+        """Return the kind where TRL's argument `beta` is given: what generates has a reference unless that is 0."""
+        is_other = self.generates and beta is not None and bool(beta) != self.reference
+        return self._replace(reference=bool(beta), scorings=self.scorings + (1 if beta else -1)) if is_other else self
+
 
 # TRL 1.16, by its defaults: RLOO's beta is 0.05, GRPO's 0. KTO holds each completion against those of its micro-batch
 # to estimate the KL divergence (arXiv:2402.01306): one pass more of the policy, and one of the reference.
+_OF_KTO = "KTO estimates the KL divergence within each micro-batch"
 RECIPES: dict[RecipeName, RecipeKind] = {
     "sft": RecipeKind("SFTTrainer", ("prompt", "completion")),
     "dpo": RecipeKind(
@@ -195,12 +201,7 @@ RECIPES: dict[RecipeName, RecipeKind] = {
     ),
     "reward": RecipeKind("RewardTrainer", ("chosen", "rejected"), task=Task.SEQUENCE_CLASSIFICATION, sequences=2),
     "kto": RecipeKind(
-        "KTOTrainer",
-        ("prompt", "completion", "label"),
-        reference=True,
-        scorings=3,
-        precomputes=True,
-        coupled="KTO estimates the KL divergence within each micro-batch",
+        "KTOTrainer", ("prompt", "completion", "label"), reference=True, scorings=3, precomputes=True, coupled=_OF_KTO
     ),
     "grpo": RecipeKind("GRPOTrainer", ("prompt",), generates=True),
     "rloo": RecipeKind("RLOOTrainer", ("prompt",), reference=True, scorings=2, generates=True),

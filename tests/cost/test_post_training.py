@@ -29,14 +29,14 @@ def traced(spec_of):
     """Return a function that traces a recipe of a tiny model."""
 
     @functools.cache
-    def of(name, whole, fields):
+    def of(name, whole, beta, fields):
         kind, spec = RECIPES[name], spec_of("a deep llama")
         if kind.task is not Task.CAUSAL_LM:
             spec = spec.model_copy(update={"config": {**spec.config, "num_labels": 1}})
-        shape = Shape(task=kind.task, length=64, recipe=name, completion=32)
+        shape = Shape(task=kind.task, length=64, recipe=name, beta=beta, completion=32)
         return profile(spec, make_family(**dict(fields)), shape, parameters=-1 if whole else None)
 
-    return lambda name, *, whole=False, **fields: of(name, whole, tuple(fields.items()))
+    return lambda name, *, whole=False, beta=None, **fields: of(name, whole, beta, tuple(fields.items()))
 
 
 def peak(found, samples=8, accumulation=2):
@@ -66,6 +66,8 @@ def test_few_layers_give_the_memory_and_work_of_the_whole_model(traced, device, 
 def test_a_reference_is_a_second_copy_of_the_weights(traced):
     assert traced("dpo").weights_bytes == pytest.approx(2 * traced("sft").weights_bytes, rel=1e-3)
     assert traced("dpo").gradients_bytes == traced("sft").gradients_bytes
+    assert traced("grpo", beta=0.1).weights_bytes == traced("dpo").weights_bytes
+    assert traced("rloo", beta=0.0).weights_bytes == traced("grpo").weights_bytes
 
 
 def test_no_copy_is_kept_of_an_adapters_base_or_of_a_reference_that_ran_before(traced):

@@ -260,6 +260,8 @@ def recipe_answer(answer, tmp_path):
             rows = [{c: f"{'a b ' * (1 if kind.generates else row + 1)}{c}" for c in kind.columns} for row in range(4)]
             rows = [{**r, "label": row % 2 == 0} if "label" in kind.columns else r for row, r in enumerate(rows)]
             changes["dataset"] = jsonl(tmp_path / "rows.jsonl", rows)
+            if name not in ("sft", "reward"):
+                changes["fixed_arguments"] = OWN | {"beta": 0.3}  # by which grpo has a reference, too
         workload = plain.workload.model_copy(update=changes)
         return answer_of(make_config(2, optim="adamw_torch"), workload=workload, hardware=plain.hardware)
 

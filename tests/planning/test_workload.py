@@ -11,6 +11,7 @@ from vision_language import vision_language
 from autotune.errors import InputError
 from autotune.planning.workload import with_batch
 from autotune.space.rules import refusals
+from autotune.training import texts
 from autotune.values.config import Precision
 from autotune.values.model import Task
 from autotune.values.trial import Purpose
@@ -111,6 +112,8 @@ def test_what_can_not_be_trained_is_refused(options, said):
         ({"per_device_train_batch_size": 2048, "gradient_accumulation_steps": 2048}, {}, r"the global batch \d+: use"),
         ({"per_device_train_batch_size": HUGE}, {"global_batch": "any"}, "per_device_train_batch_size: expected"),
         ({"gradient_accumulation_steps": 2}, {"global_batch": "any"}, "gradient_accumulation_steps 2 and --global"),
+        pytest.param({"num_generations": 4}, {"recipe": "grpo", "generations": 8}, "num_generations 4 and", marks=trl),
+        pytest.param({"max_length": 20}, {"recipe": "dpo", "prompt_len": 8}, "max_length 20 and --prompt", marks=trl),
     ],
     ids=str,
 )
@@ -168,6 +171,26 @@ def test_what_no_recipe_takes_is_refused(options, message):
     with pytest.raises(InputError) as refused:
         planned(facts=make_facts(max_sequence_length=1024), **options)
     assert str(refused.value).startswith(message)
+
+
+@trl
+@pytest.mark.parametrize(
+    ("own", "options", "lengths"),
+    [
+        ({"num_generations": 4, "max_completion_length": 16}, {"recipe": "grpo"}, (32, 16, 4)),
+        ({"max_length": 1024}, {"recipe": "dpo"}, (32, 32, 1)),
+        ({"max_length": 33}, {"recipe": "dpo"}, (16, 17, 1)),
+        ({"max_length": 101}, {"recipe": "dpo", "data": __file__}, (50, 51, 1)),
+        ({"max_length": 17}, {"recipe": "dpo", "prompt_len": 8, "completion_len": 9}, (8, 9, 1)),
+    ],
+    ids=str,
+)
+def test_lengths_and_generations_of_trls_arguments_are_the_recipes(arguments, monkeypatch, own, options, lengths):
+    monkeypatch.setitem(texts.READERS, ".py", texts.READERS[".txt"])
+    workload = planned(baseline=arguments(**own), **options).workload
+    recipe = workload.recipe
+    assert (recipe.prompt_length, recipe.completion_length, recipe.generations) == lengths
+    assert workload.fixed_arguments == own
 
 
 @trl

@@ -1,5 +1,6 @@
 """The reference of a search: the user's own arguments, or the Trainer's defaults."""
 
+import functools
 import json
 
 import pytest
@@ -7,10 +8,14 @@ from factories import make_config, make_facts, make_gpu, make_hardware, make_wor
 from transformers import TrainingArguments
 
 from autotune.errors import InputError
-from autotune.training.arguments import training_plan
+from autotune.training.arguments import arguments_class, training_plan
 from autotune.training.baseline import NOTHING_GIVEN, UserArguments, baseline_config, check_arguments, read_arguments
 from autotune.values.config import Parallelism, TrainConfig
+from autotune.values.workload import RECIPES, Recipe
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")  # TRL 1.16 asks for it
+
+OF_TRL = {"checkpointing": "full", "precision": "bf16"}
 ZERO = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}}
 
 
@@ -50,17 +55,45 @@ def test_global_batch_is_micro_batch_times_accumulation(read):
     assert read({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 16}).global_batch_size == 64
 
 
-def test_the_files_of_transformers_own_making_can_be_read(read, tmp_path):
-    written = TrainingArguments(str(tmp_path), per_device_train_batch_size=4, learning_rate=3e-4, hub_token="secret")
+@pytest.mark.parametrize("name", [None, *RECIPES])
+def test_the_files_of_the_libraries_own_making_can_be_read(read, tmp_path, name):
+    recipe = None
+    if name is not None:
+        pytest.importorskip("trl")
+        recipe = Recipe(name=name, prompt_length=8, completion_length=8)
+    make = functools.partial(arguments_class(recipe), str(tmp_path), use_cpu=True)
+    written = make(learning_rate=3e-4, hub_token="secret")
     arguments = read(written.to_json_string())
-    check_arguments({**arguments.searched, **arguments.fixed}, "args.json")
-    again = TrainingArguments(str(tmp_path), **arguments.fixed)
-    assert again.learning_rate == 3e-4
-    assert again.hub_token is None
-    config = baseline_config(arguments, 4, make_facts(), make_hardware())
-    assert config == TrainConfig(
-        per_device_train_batch_size=4, attn_implementation="sdpa", dataloader_pin_memory=False, optim=written.optim
-    )
+    check_arguments({**arguments.searched, **arguments.fixed}, "args.json", recipe)
+    again = make(**arguments.fixed)
+    assert (again.to_json_string(), again.hub_token) == (written.to_json_string(), None)
+    config, usual = baseline_config(arguments, 8, make_facts(), make_hardware()), {} if name is None else OF_TRL
+    if name == "kto":
+        usual = usual | {"train_sampling_strategy": "sequential"}
+    kept = {"attn_implementation": "sdpa", "dataloader_pin_memory": False, "optim": written.optim}
+    assert config == TrainConfig(per_device_train_batch_size=8, **kept, **usual)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("dpo", {"beta": "x"}, 'beta: expected a number, not "x"'),
+        ("dpo", {"loss_type": "ipo", "bta": 1}, "'bta' is no argument of the installed DPOConfig (did you mean 'beta'"),
+        ("dpo", {"loss_type": ["ipo"], "loss_weights": [1, 2]}, "loss_weights: `loss_weights` must have the same"),
+        ("grpo", {"num_generations": 1}, "num_generations: GRPO requires at least 2 generations"),
+    ],
+    ids=str,
+)
+def test_a_value_that_trl_does_not_take_is_named(name, given, said):
+    with pytest.raises(InputError) as error:
+        check_arguments(given, "args.json", Recipe(name=name, prompt_length=8, completion_length=8))
+    assert str(error.value).startswith(f"args.json: {said}")
+
+
+def test_knobs_that_are_arguments_of_trl_are_the_baselines(read):
+    given = {"steps_per_generation": 2, "pad_to_multiple_of": 16, "precompute_ref_log_probs": True}
+    found = baseline_config(read({"per_device_train_batch_size": 4, **given}), 16, make_facts(), make_gpu())
+    assert (found.generation_batch_size, found.pad_to_multiple_of, found.precompute_ref_log_probs) == (8, 16, True)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +107,9 @@ def test_the_files_of_transformers_own_making_can_be_read(read, tmp_path):
         ('{"deepspeed": "zero.json"}', "deepspeed zero.json: "),
         ('{"deepspeed": {"zero_optimization": {"stage": 2}}}', "deepspeed: one device has nothing to split"),
         ('{"auto_find_batch_size": true}', "auto_find_batch_size: it would change the batch"),
+        ('{"use_vllm": true}', "use_vllm: transformers generates in trials; remove it"),
+        ('{"num_iterations": 2}', "num_iterations: a step is a whole cycle"),
+        ('{"num_generations": 0}', "num_generations: expected a whole number above 0, not 0"),
         ('{"no_cuda": true}', "no_cuda: transformers 5 calls it use_cpu"),
         ('{"per_device_train_batch_size": 0}', "per_device_train_batch_size: expected a whole number above 0, not 0"),
         ('{"per_device_train_batch_size": true}', "expected a whole number above 0, not True"),
