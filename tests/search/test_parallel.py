@@ -1,4 +1,4 @@
-"""A search at several places at once, with trials that take no time: what runs together, and what survives."""
+"""A search at several places at once, with trials that take no time: what runs together."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ from factories import make_budget, make_config
 from predicted_space import SPACE, make_model_of
 from scripted_searches import Search
 
-from autotune.search.tuner import SearchInterrupted
 from autotune.values.problem import Note, TrialEnded, TrialStarted
 from autotune.values.trial import Purpose
 
 BASE = make_config()
 at_four = partial(Search, places=4)
-
-
-def explored(search: Search):
-    return [r.config for r in search.finished if r.purpose.explores]
 
 
 @pytest.fixture(scope="module")
@@ -88,20 +83,6 @@ def test_the_guide_ends_the_search_only_when_nothing_runs_any_more(tmp_path):
     notes = [e.text for e in search.events if isinstance(e, Note)]
     assert sum("left untried" in text for text in notes) == 1
     assert result.best.config == make_config(16, precision="bf16")
-
-
-@pytest.mark.parametrize("stop_after", [5, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 12))])
-def test_an_interrupted_search_goes_on_without_measuring_anything_again(tmp_path, stop_after):
-    search = at_four(tmp_path)
-    with pytest.raises(SearchInterrupted):
-        search.run(stop_after=stop_after)
-    before = {r.request.number: r for r in search.results}
-    assert len(before) == stop_after
-    result = search.run()
-    again = {r.request.number: r for r in search.results}
-    assert {number: again[number] for number in before} == before
-    assert len(set(explored(search))) == len(explored(search)) == 13
-    assert result.best.config == BEST
 
 
 @pytest.mark.slow

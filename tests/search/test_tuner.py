@@ -236,16 +236,23 @@ def test_the_study_was_told_of_the_very_configurations_that_ran(search):
     assert told == [r.config for r in run.finished if r.purpose is not Purpose.FINAL]
 
 
-@pytest.mark.parametrize("stop_after", [0, 1, 3, 6])
-def test_a_stopped_search_goes_on_without_running_anything_again(search, stop_after):
-    run = search(rate)
+@pytest.mark.parametrize(
+    ("places", "stop_after"),
+    [*((1, n) for n in (0, 1, 3, 6)), (4, 5), *(pytest.param(4, n, marks=pytest.mark.slow) for n in (0, 1, 12))],
+)
+def test_a_stopped_search_goes_on_without_running_anything_again(search, places, stop_after):
+    run = search(rate, places=places)
     with pytest.raises(SearchInterrupted):
         run.run(stop_after=stop_after)
-    before = run.finished
+    before = {r.request.number: r for r in run.results}
     assert len(before) == stop_after
     result = run.run()
-    assert len({r.number for r in run.finished}) == len(run.finished)
-    assert not {r.config for r in before} & set(run.runner.searched)
+    again = {r.request.number: r for r in run.results}
+    assert before.items() <= again.items()
+    assert len(again) == len(run.results)
+    explored = [r.config for r in run.finished if r.purpose.explores]
+    assert len(set(explored)) == len(explored) == 13
+    assert not {r.request.config for r in before.values()} & set(run.runner.searched)
     assert result.best.config == BEST
 
 
@@ -364,8 +371,13 @@ def test_ctrl_c_in_the_finals_does_not_make_the_baseline_the_winner(search):
     assert stop.value.result.best.config == BEST
 
 
-def test_the_answer_is_on_disk_after_every_trial(search):
-    run = search(rate)
+def test_the_answer_is_on_disk_after_every_trial_also_when_no_more_can_be_run(search):
+    def dying(request: TrialRequest) -> float:
+        if request.number == 18:  # the last of the finals
+            raise InfrastructureError("the launcher is gone")
+        return rate(request)
+
+    run = search(dying)
     seen = []
 
     def look(event: Event) -> None:
@@ -373,19 +385,9 @@ def test_the_answer_is_on_disk_after_every_trial(search):
             seen.append(len([t for t in read_result(run.directory / ANSWER_FILE).trials if t.number is not None]))
 
     run.events = type("Listener", (), {"append": staticmethod(look)})()
-    run.run()
-    assert seen == list(range(1, len(run.finished)))
-
-
-def test_trials_that_can_not_be_run_any_more_leave_the_answer_so_far(search):
-    def dying(request: TrialRequest) -> float:
-        if request.number == 3:
-            raise InfrastructureError("the launcher is gone")
-        return rate(request)
-
-    run = search(dying)
     with pytest.raises(InfrastructureError, match="the launcher is gone"):
         run.run()
+    assert seen == list(range(1, 19))
     assert read_result(run.directory / ANSWER_FILE).best.measurement is not None
 
 
