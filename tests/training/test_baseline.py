@@ -96,36 +96,61 @@ def test_knobs_that_are_arguments_of_trl_are_the_baselines(read):
     assert (found.generation_batch_size, found.pad_to_multiple_of, found.precompute_ref_log_probs) == (8, 16, True)
 
 
+def zero(**changed: object) -> dict[str, object]:
+    return {"deepspeed": ZERO | changed}
+
+
+ON_ONE_DEVICE = [
+    ("{", "not JSON"),
+    (b"\xff\xfe\x00", "not JSON"),
+    ("[1]", "expected a JSON object"),
+    ('"fast"', "expected a JSON object"),
+    ('{"fsdp": "full_shard"}', "fsdp: one device has nothing to split; remove it, or use --devices N"),
+    ('{"deepspeed": "zero.json"}', "deepspeed zero.json: "),
+    ('{"deepspeed": {"zero_optimization": {"stage": 2}}}', "deepspeed: one device has nothing to split"),
+    ('{"auto_find_batch_size": true}', "auto_find_batch_size: it would change the batch"),
+    ('{"use_vllm": true}', "use_vllm: transformers generates in trials; remove it"),
+    ('{"num_iterations": 2}', "num_iterations: a step is a whole cycle"),
+    ('{"num_generations": 0}', "num_generations: expected a whole number above 0, not 0"),
+    ('{"no_cuda": true}', "no_cuda: transformers 5 calls it use_cpu"),
+    ('{"per_device_train_batch_size": 0}', "per_device_train_batch_size: expected a whole number above 0, not 0"),
+    ('{"per_device_train_batch_size": true}', "expected a whole number above 0, not True"),
+    ('{"per_device_train_batch_size": null}', "expected a whole number above 0, not None"),
+    ('{"gradient_accumulation_steps": "4"}', "gradient_accumulation_steps: expected a whole number above 0"),
+    ('{"bf16": true, "fp16": true}', "bf16 and fp16 are both set"),
+    ('{"optim": "adamw_trch"}', "optim: transformers has no optimizer 'adamw_trch' (did you mean 'adamw_torch'"),
+    ('{"optim": "adamw_hf"}', "optim: adamw_hf is gone from transformers 5; use adamw_torch"),
+    ('{"optim": null}', "optim: "),
+    ('{"dataloader_num_workers": -1}', "dataloader_num_workers: "),
+    ('{"dataloader_num_workers": "many"}', "dataloader_num_workers: "),
+]
+# Settings of a library that no configuration has.
+ON_TWO_DEVICES = [
+    (zero(optimizer={"type": "AdamW"}), "deepspeed: optimizer: is not among the settings that are searched"),
+    (zero(zero_optimization={"stage": 3, "zero_hpz_partition_size": 8}), "deepspeed: zero_hpz_partition_size: "),
+    (zero(fp16=True), "deepspeed: fp16 is enabled there alone"),
+    (zero(bf16={"enabled": True}), "deepspeed: bf16 is enabled there alone"),
+    (zero(zero_optimization={"stage": 0}), "expected a zero_optimization of stage 1, 2 or 3"),
+    (zero(zero_optimization=[2]), "expected a zero_optimization of stage 1, 2 or 3"),
+    (zero(zero_optimization={"stage": [2]}), "expected a zero_optimization of stage 1, 2 or 3"),
+    (zero(zero_optimization={"stage": 3, "offload_param": {"device": "nvme"}}), "offload to none and nvme isn't"),
+    ({"fsdp": "hybrid_shard"}, "fsdp: hybrid_shard: is not among the settings that are searched; remove it"),
+    ({"fsdp": True, "fsdp_config": {"version": 1, "limit_all_gathers": True}}, "limit_all_gathers, version: is not"),
+    ({"fsdp": True, "fsdp_config": {"min_num_params": 2000}}, "min_num_params: is not among the settings"),
+    ({"fsdp": True, "fsdp_config": {"reshard_after_forward": 8}}, "reshard_after_forward: is not"),
+    (
+        {"fsdp": True, "fsdp_config": "fsdp.json"},
+        'fsdp_config: expected an object of FSDP\'s settings, not "fsdp.json"',
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "not JSON"),
-        (b"\xff\xfe\x00", "not JSON"),
-        ("[1]", "expected a JSON object"),
-        ('"fast"', "expected a JSON object"),
-        ('{"fsdp": "full_shard"}', "fsdp: one device has nothing to split; remove it, or use --devices N"),
-        ('{"deepspeed": "zero.json"}', "deepspeed zero.json: "),
-        ('{"deepspeed": {"zero_optimization": {"stage": 2}}}', "deepspeed: one device has nothing to split"),
-        ('{"auto_find_batch_size": true}', "auto_find_batch_size: it would change the batch"),
-        ('{"use_vllm": true}', "use_vllm: transformers generates in trials; remove it"),
-        ('{"num_iterations": 2}', "num_iterations: a step is a whole cycle"),
-        ('{"num_generations": 0}', "num_generations: expected a whole number above 0, not 0"),
-        ('{"no_cuda": true}', "no_cuda: transformers 5 calls it use_cpu"),
-        ('{"per_device_train_batch_size": 0}', "per_device_train_batch_size: expected a whole number above 0, not 0"),
-        ('{"per_device_train_batch_size": true}', "expected a whole number above 0, not True"),
-        ('{"per_device_train_batch_size": null}', "expected a whole number above 0, not None"),
-        ('{"gradient_accumulation_steps": "4"}', "gradient_accumulation_steps: expected a whole number above 0"),
-        ('{"bf16": true, "fp16": true}', "bf16 and fp16 are both set"),
-        ('{"optim": "adamw_trch"}', "optim: transformers has no optimizer 'adamw_trch' (did you mean 'adamw_torch'"),
-        ('{"optim": "adamw_hf"}', "optim: adamw_hf is gone from transformers 5; use adamw_torch"),
-        ('{"optim": null}', "optim: "),
-        ('{"dataloader_num_workers": -1}', "dataloader_num_workers: "),
-        ('{"dataloader_num_workers": "many"}', "dataloader_num_workers: "),
-    ],
+    ("devices", "given", "said"), [*((1, *row) for row in ON_ONE_DEVICE), *((2, *row) for row in ON_TWO_DEVICES)]
 )
-def test_what_can_not_be_honoured_is_refused_in_one_line_that_names_the_file(read, tmp_path, text, said):
+def test_what_can_not_be_honoured_is_refused_in_one_line_that_names_the_file(read, tmp_path, devices, given, said):
     with pytest.raises(InputError) as error:
-        baseline_config(read(text), 64, make_facts(), make_gpu())
+        baseline_config(read(given), 64, make_facts(), make_gpu(count=devices))
     assert str(error.value).startswith(f"--baseline {tmp_path / 'args.json'}: ")
     assert said in str(error.value)
     assert "\n" not in str(error.value)
@@ -194,36 +219,6 @@ def test_arguments_of_fsdp_that_a_search_writes_are_read_as_what_they_mean(
     for given in (asked, {name: as_made[name] for name in asked}):
         found = baseline_config(read(given), 8, make_facts(), make_gpu(count=2))
         assert (found.parallelism, found.checkpointing) == (spread, checkpointing)
-
-
-def zero(**changed: object) -> dict[str, object]:
-    return {"deepspeed": ZERO | changed}
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (zero(optimizer={"type": "AdamW"}), "deepspeed: optimizer: is not among the settings that are searched"),
-        (zero(zero_optimization={"stage": 3, "zero_hpz_partition_size": 8}), "deepspeed: zero_hpz_partition_size: "),
-        (zero(fp16=True), "deepspeed: fp16 is enabled there alone"),
-        (zero(bf16={"enabled": True}), "deepspeed: bf16 is enabled there alone"),
-        (zero(zero_optimization={"stage": 0}), "expected a zero_optimization of stage 1, 2 or 3"),
-        (zero(zero_optimization=[2]), "expected a zero_optimization of stage 1, 2 or 3"),
-        (zero(zero_optimization={"stage": [2]}), "expected a zero_optimization of stage 1, 2 or 3"),
-        (zero(zero_optimization={"stage": 3, "offload_param": {"device": "nvme"}}), "offload to none and nvme isn't"),
-        ({"fsdp": "hybrid_shard"}, "fsdp: hybrid_shard: is not among the settings that are searched; remove it"),
-        ({"fsdp": True, "fsdp_config": {"version": 1, "limit_all_gathers": True}},
-         "limit_all_gathers, version: is not"),
-        ({"fsdp": True, "fsdp_config": {"min_num_params": 2000}}, "min_num_params: is not among the settings"),
-        ({"fsdp": True, "fsdp_config": {"reshard_after_forward": 8}}, "reshard_after_forward: is not"),
-        ({"fsdp": True, "fsdp_config": "fsdp.json"},
-         'fsdp_config: expected an object of FSDP\'s settings, not "fsdp.json"'),
-    ],
-)  # fmt: skip
-def test_a_setting_of_a_library_that_no_configuration_has_is_named(read, given, said):
-    with pytest.raises(InputError) as error:
-        baseline_config(read(given), 16, make_facts(), make_gpu(count=2))
-    assert said in str(error.value)
 
 
 @pytest.mark.parametrize(

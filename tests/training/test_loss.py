@@ -37,11 +37,12 @@ SPLITS = ((8, 1), pytest.param(2, 4, marks=pytest.mark.slow), (1, 8))  # what th
 
 
 @pytest.mark.parametrize(("micro_batch", "accumulation"), SPLITS)
-@pytest.mark.parametrize("name", [*MODELS, "routed"])
-def test_every_split_gives_the_loss_and_gradients_of_the_whole_batch(name, micro_batch, accumulation, tmp_path):
+@pytest.mark.parametrize(("name", "chunks"), [*((name, False) for name in (*MODELS, "routed")), ("Llama", True)])
+def test_every_split_gives_the_loss_and_gradients_of_the_whole_batch(name, chunks, micro_batch, accumulation, tmp_path):
     model = build(name)
     expected = reference(model, name)
-    step = one_step(normalize_loss(model), name, tmp_path, micro_batch, accumulation)
+    model = normalize_loss(model)
+    step = one_step(chunk_loss(model) if chunks else model, name, tmp_path, micro_batch, accumulation)
     assert_same_step(step, expected, **(OF_ROUTERS if name == "routed" else {}))
 
 
@@ -220,13 +221,6 @@ def test_under_autocast_they_differ_by_the_rounding_of_16_bits():
     chunked, expected = stepped(chunk_loss(copy.deepcopy(model)), autocast=True), stepped(model, autocast=True)
     assert torch.allclose(chunked[0], expected[0], rtol=1e-4)
     assert 0 < (chunked[1] - expected[1]).norm() < 0.02 * expected[1].norm()
-
-
-@pytest.mark.parametrize(("micro_batch", "accumulation"), [(8, 1), (2, 4)])
-def test_a_step_of_the_trainer_is_that_of_the_whole_batch(micro_batch, accumulation, tmp_path):
-    expected = reference(build("Llama"), "Llama")
-    model = chunk_loss(normalize_loss(build("Llama")))
-    assert_same_step(one_step(model, "Llama", tmp_path, micro_batch, accumulation), expected)
 
 
 def test_the_trainers_count_of_labels_is_divided_by_and_an_evaluation_has_logits():
