@@ -41,13 +41,9 @@ def test_train_with_result_trains_an_adapter_if_one_won(answer, tmp_path):
     result = autotune.load(answer)
     config = result.best.config.model_copy(update={"adapter": LoraAdapter(rank=2)})
     mapping = training_plan(config, result.workload, result.hardware)
-    with_adapter = result.model_copy(
-        update={
-            "best": result.best.model_copy(update={"config": config}),
-            "arguments": result.arguments.model_copy(update={"adapter": mapping.adapter}),
-        }
-    )
-    with_adapter.save(tmp_path / "lora.json")
+    best = result.best.model_copy(update={"config": config})
+    arguments = result.arguments.model_copy(update={"adapter": mapping.adapter})
+    result.model_copy(update={"best": best, "arguments": arguments}).save(tmp_path / "lora.json")
     printed = json.loads(run_example("train_with_result.py", "lora.json", "--steps", 2, cwd=tmp_path)[-1])
     assert 0 < printed["trained_parameters"] < result.facts.parameters / 10
 
