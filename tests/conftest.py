@@ -70,6 +70,13 @@ def home(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture
+def own_home(tmp_path, monkeypatch) -> Path:
+    """A home of the test's own, not made yet."""
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_fsync():
     """Nothing that tests write has to outlive a power cut; waiting for the disk took a quarter of scripted searches."""

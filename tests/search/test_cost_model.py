@@ -36,13 +36,9 @@ from autotune.values.conditions import Conditions
 from autotune.values.config import Parallelism
 from autotune.values.estimate import Timings
 
+pytestmark = pytest.mark.usefixtures("own_home")
 SPACE = make_space_file({"precision": ["bf16", "fp32"], "per_device_train_batch_size": "lattice"})
 FP32, BF16 = make_family(), make_family(autocast="bfloat16")
-
-
-@pytest.fixture(autouse=True)
-def own_home(monkeypatch, tmp_path):
-    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture(autouse=True)

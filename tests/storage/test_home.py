@@ -22,6 +22,8 @@ from autotune.storage.home import (
     write_trace,
 )
 
+pytestmark = pytest.mark.usefixtures("own_home")
+
 
 @pytest.mark.parametrize(
     ("variable", "data_home", "expected"),
@@ -43,8 +45,8 @@ def test_the_home_is_where_the_variable_says_and_otherwise_the_xdg_specification
     assert home() == Path(expected.format(home=tmp_path))
 
 
-def test_a_home_that_can_not_be_written_is_one_line_and_stores_nothing(user_home, caplog):
-    user_home.touch()
+def test_a_home_that_can_not_be_written_is_one_line_and_stores_nothing(own_home, caplog):
+    own_home.touch()
     with pytest.raises(InputError, match=r"traces: can't be written: .*AUTOTUNE_HOME") as caught:
         writable("traces")
     assert "\n" not in str(caught.value)
@@ -55,9 +57,9 @@ def test_a_home_that_can_not_be_written_is_one_line_and_stores_nothing(user_home
     assert "not stored" in caplog.text
 
 
-def test_a_home_is_private(user_home):
+def test_a_home_is_private(own_home):
     writable("traces")
-    assert user_home.stat().st_mode & 0o777 == 0o700
+    assert own_home.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_user_without_a_home_directory_is_told_what_to_set(monkeypatch):
@@ -66,12 +68,6 @@ def test_a_user_without_a_home_directory_is_told_what_to_set(monkeypatch):
     monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("Could not determine home directory.")))
     with pytest.raises(InputError, match="set AUTOTUNE_HOME"):
         home()
-
-
-@pytest.fixture(autouse=True)
-def user_home(monkeypatch, tmp_path):
-    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 # Observations
@@ -92,9 +88,9 @@ def test_of_a_configuration_the_latest_is_stored_and_of_all_the_latest():
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"observations": [1]}', '{"somebody": "else"}'])
-def test_broken_observations_are_ignored_with_a_warning_and_replaced(user_home, caplog, content):
+def test_broken_observations_are_ignored_with_a_warning_and_replaced(own_home, caplog, content):
     add_observations(make_hardware(), "llama", [observation()])
-    (path,) = user_home.glob("corrections/*/llama.json")
+    (path,) = own_home.glob("corrections/*/llama.json")
     path.write_text(content)
     assert read_observations(make_hardware(), "llama") == ()
     assert f"{path} is ignored" in caplog.text
@@ -106,11 +102,11 @@ def test_broken_observations_are_ignored_with_a_warning_and_replaced(user_home, 
 
 
 @pytest.fixture
-def traced(user_home):
+def traced(own_home):
     """A stored trace, and its file."""
     profile = make_profile()
     write_trace(make_workload(), 10, profile)
-    (file,) = (user_home / "traces").iterdir()
+    (file,) = (own_home / "traces").iterdir()
     return profile, file
 
 
@@ -159,9 +155,9 @@ def test_the_traces_read_the_longest_ago_go_when_all_are_too_large(traced, monke
     assert read_trace(make_workload(), 10, third) is not None
 
 
-def test_traces_of_a_models_own_code_are_not_stored(user_home):
+def test_traces_of_a_models_own_code_are_not_stored(own_home):
     write_trace(make_workload(model=make_spec(trust_remote_code=True)), 10, make_profile())
-    assert not user_home.exists()
+    assert not own_home.exists()
 
 
 ADDING = """

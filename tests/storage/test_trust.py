@@ -24,13 +24,8 @@ from autotune.values.model import ModelSpec, Task
 from autotune.values.problem import Fleet
 from autotune.values.workload import CODE_FILE, STEP_FILE, OwnCode, OwnStep
 
+pytestmark = pytest.mark.usefixtures("own_home")
 REMOTE = make_spec(trust_remote_code=True, config={"auto_map": {"AutoConfig": "configuration.Config"}})
-
-
-@pytest.fixture(autouse=True)
-def own_home(monkeypatch, tmp_path) -> Path:
-    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 def code(**fields) -> OwnCode:
