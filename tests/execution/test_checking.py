@@ -91,13 +91,27 @@ def test_a_soak_peaks_in_training_or_in_the_evaluation_that_fitted(sizes, fits, 
     assert (found["soaked"].eval_batch_size, found["memory"].device_bytes) == (fits, peak)
 
 
-def test_a_loss_run_gives_the_loss_of_each_step_whatever_the_split(bench):
+OF_THE_SCHEDULE = [
+    {"checkpointing": "full"},
+    {"attn_implementation": "eager"},
+    {"dataloader_num_workers": 1},
+    {"optim": "adamw_torch"},
+]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"per_device_train_batch_size": 1}, *(pytest.param(each, marks=pytest.mark.slow) for each in OF_THE_SCHEDULE)],
+    ids=str,
+)
+def test_a_loss_run_gives_the_loss_of_each_step_however_it_is_scheduled(bench, config):
     task = LossTask(steps=10, pass_steps=2, seed=1)
     same = {"workload": {"global_batch_size": 4}, "limits": LONG}
-    whole, split = (bench.checked(task, config={"per_device_train_batch_size": size}, **same) for size in (4, 1))
-    assert split.accumulation_steps == 4
+    configs = ({"per_device_train_batch_size": 4, **more} for more in ({}, config))
+    whole, other = (bench.checked(task, config=each, **same) for each in configs)
+    assert other.accumulation_steps == 4 // config.get("per_device_train_batch_size", 4)
     assert len(whole.curve.losses) == 10
-    assert split.curve.losses == pytest.approx(whole.curve.losses, rel=1e-5)
+    assert other.curve.losses == pytest.approx(whole.curve.losses, rel=1e-5)
     first, last = whole.curve.losses[:2], whole.curve.losses[-2:]
     assert all(b < a for a, b in zip(first, last, strict=True)), "the same samples come again, and are learnt"
     assert whole.curve.dropout_spread == 0.0

@@ -8,7 +8,6 @@ import pytest
 from conftest import TINY_LLAMA, write_model
 
 from autotune.training.resolve import resolve
-from autotune.values.budget import LossTask
 from autotune.values.trial import TrialStatus
 
 MIB = 1 << 20
@@ -33,20 +32,6 @@ def test_inductor_compiles(bench, config):
     measurement = bench.measured(config={"torch_compile_backend": "inductor", **config})
     assert measurement.effects["torch_compile_backend"].startswith("inductor: ")
     assert measurement.first_step_s > 10 * statistics.fmean(measurement.step_times_s)
-
-
-@pytest.mark.slow
-def test_knobs_of_the_schedule_alone_train_the_same(bench):
-    same = {"workload": {"global_batch_size": 4}, "task": LossTask(steps=4, pass_steps=4, seed=1)}
-    plain = bench.checked(**same).curve.losses
-    for config in (
-        {"per_device_train_batch_size": 1},
-        {"checkpointing": "full"},
-        {"attn_implementation": "eager"},
-        {"dataloader_num_workers": 1},
-        {"optim": "adamw_torch"},
-    ):
-        assert bench.checked(config=config, **same).curve.losses == pytest.approx(plain, rel=1e-5), config
 
 
 def test_fp16_on_a_cpu_is_invalid_and_says_what_happened_instead(bench):

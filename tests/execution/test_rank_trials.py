@@ -7,7 +7,7 @@ import benches
 import misbehaving_ranks
 import pytest
 import torch
-from benches import LONG, Bench, is_running, misbehaviour
+from benches import LONG, Bench, is_running
 from optimizer_steps import CASES_FILE, MODELS, STEPS_FILE, assert_same_step, build, reference
 
 from autotune.execution.environment import shared_files
@@ -81,12 +81,6 @@ def test_the_first_rank_that_fails_ends_the_trial_with_its_cause(bench, monkeypa
     with socket.create_server(("127.0.0.1", left["port"])):
         pass  # nobody listens there
     assert shared_files() <= before
-
-
-def test_a_launcher_that_is_killed_takes_all_ranks_along(own_bench):
-    result = own_bench.run(config=TWO, workload=misbehaviour("kill_the_launcher"))
-    assert (result.status, result.outcome.cause) == (TrialStatus.CRASHED, "the process that runs trials died with it")
-    assert not any(map(is_running, own_bench.process(result)["pids"]))
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from autotune.execution.outcome import read_tail
 from autotune.execution.places import check_disk
 from autotune.execution.runner import LocalRunner
 from autotune.value import read_value
+from autotune.values.config import Parallelism
 from autotune.values.hardware import detect
 from autotune.values.trial import DescribeRequest, Measurement, TrialResult, TrialStatus
 
@@ -108,11 +109,14 @@ def test_a_kill_by_the_hosts_out_of_memory_killer_is_out_of_memory(bench, monkey
     assert "out-of-memory killer" in result.outcome.cause
 
 
-def test_a_launcher_that_is_killed_during_a_trial_takes_it_along_and_is_replaced(own_bench):
-    result = own_bench.misbehave("kill_the_launcher")
-    directory = own_bench.directory(result)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_launcher_that_is_killed_during_a_trial_takes_all_its_ranks_along_and_is_replaced(own_bench, ranks):
+    config = {"parallelism": Parallelism(world_size=ranks)}
+    result = own_bench.run(config=config, workload=misbehaviour("kill_the_launcher"))
     assert (result.status, result.outcome.cause) == (TrialStatus.CRASHED, "the process that runs trials died with it")
-    assert [pid for pid in (own_bench.process(result)["pid"], *left_behind(directory)) if is_running(pid)] == []
+    started = [*own_bench.process(result)["pids"], *left_behind(own_bench.directory(result))]
+    assert [pid for pid in started if is_running(pid)] == []
+    assert len(own_bench.process(result)["pids"]) == ranks
     assert_goes_on(own_bench)
 
 
