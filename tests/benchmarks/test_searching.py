@@ -1,8 +1,6 @@
 """Searches of recorded tables: a table and its file, trials as if they ran, whole searches, and their figures."""
 
 import math
-import sys
-from pathlib import Path
 
 import pytest
 from factories import (
@@ -17,7 +15,9 @@ from factories import (
     make_space_file,
     product_rate,
 )
+from search import STRATEGIES, TABLES
 from searching.replay import ReplayRunner
+from searching.scores import first_hit, near_best, noise_of, rates_of
 from searching.tables import Table, TableTrial, load_table, plan_of, table_of, write_table
 
 from autotune.search.tuner import Tuner
@@ -26,12 +26,6 @@ from autotune.units import GIB
 from autotune.values.budget import Effort
 from autotune.values.problem import Event, TrialEnded
 from autotune.values.trial import Interval, Memory, TrialStatus
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-from search import STRATEGIES, TABLES  # noqa: E402
-from searching.scores import first_hit, near_best, noise_of, rates_of  # noqa: E402
 
 FAST, BROKEN, UNKNOWN = make_config(8), make_config(4), make_config(2)
 

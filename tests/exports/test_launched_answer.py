@@ -1,18 +1,11 @@
 """An answer for two devices trains under torchrun what was measured: `pytest -m slow`."""
 
-import sys
-from pathlib import Path
-
 import pytest
+from export_throughput import compare
 
 import autotune
 from autotune.values.config import Parallelism
 from autotune.values.hardware import detect
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
-
-from export_throughput import compare  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
