@@ -54,9 +54,6 @@ def test_training_keeps_its_room_and_with_sleep_mode_that_of_weights_and_states(
     assert said in told(device_gib)
 
 
-def test_a_training_that_generates_nothing_is_told_nothing():
-    assert told(16, generation=None) is None
-
-
-def test_a_model_that_keeps_no_keys_is_told_nothing():
-    assert told(16, generation=GENERATION.model_copy(update={"caches": ()})) is None
+@pytest.mark.parametrize("generation", [None, GENERATION.model_copy(update={"caches": ()})], ids=["none", "no keys"])
+def test_a_training_that_generates_nothing_or_keeps_no_keys_is_told_nothing(generation):
+    assert told(16, generation=generation) is None
