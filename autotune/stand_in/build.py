@@ -75,7 +75,7 @@ def build(folder: Path) -> None:
         if shutil.which(program) is None:
             raise MachineError(
                 f"{program}: not found; the stand-in for a GPU is compiled here once: install {package}, or a wheel "
-                "made elsewhere with the same versions of autotune, torch and bitsandbytes (docs/own-training.md)"
+                "made elsewhere with the same versions of autotune, torch and bitsandbytes (docs/estimates.md)"
             )
     major = cuda.partition(".")[0]
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,4 +1,4 @@
-"""Whole searches with real trials on the CPU, minutes each: `pytest -m slow`; last run in benchmarks/log.md."""
+"""Whole searches with real trials on the CPU, minutes each: `pytest -m slow`."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,6 @@
 """Every family that is promised, and configs that the catalogue doesn't know, each searched once: `pytest -m slow`.
 
-The models are tiny; a search is its baseline, a trial of a small space and the finals. The last run stands in
-benchmarks/log.md.
+The models are tiny; a search is its baseline, a trial of a small space and the finals.
 """
 
 import json
