@@ -21,7 +21,7 @@ from autotune.cli.main import app
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    built = python("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder, cwd=ROOT)
+    built = python("-m", "mkdocs", "build", "--strict", "--site-dir", folder, cwd=ROOT)
     assert built.returncode == 0, built.stderr
     return folder
 
