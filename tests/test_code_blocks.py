@@ -16,7 +16,6 @@ import typer
 import yaml
 from code_blocks import PAGES, ROOT, Block, autotune_calls, blocks, every_command
 from conftest import write_model
-from factories import make_plan, make_space_file
 from pydantic import TypeAdapter
 from tiny_models import TINY
 from typer.testing import CliRunner
@@ -226,15 +225,6 @@ def test_a_command_that_can_run_runs(desk, words):
 # What is too large for a test, and what takes its place: names of models by tiny ones, and searches made shorter.
 SMALLER = {"google-t5/t5-small": "tiny-t5", "t5-small": "./tiny-t5", 'effort="quick"': 'effort="quick", max_trials=1'}
 
-# What a page says the reader has at hand.
-AT_HAND = {
-    "docs/how-it-works.md": lambda: {
-        "plan": make_plan(space=make_space_file({"precision": ["fp32", "bf16"]})),
-        "model": None,
-        "measure": lambda config: (2.0 if config.precision == "bf16" else 1.0, 1 << 30),
-    }
-}
-
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
@@ -251,5 +241,4 @@ def test_python_runs(desk, request, block):
     code = block.text
     for large, small in SMALLER.items():
         code = re.sub(rf"(?<![\w-]){re.escape(large)}", small, code)
-    at_hand = AT_HAND.get(block.page, dict)()
-    exec(compile(code, block.name, "exec"), {"__name__": "__main__", **at_hand})
+    exec(compile(code, block.name, "exec"), {"__name__": "__main__"})

@@ -71,7 +71,7 @@ def spaces(as_json: Json = False) -> None:
     _listed([load_space(name) for name in builtin_spaces()], spaces_table, as_json=as_json)
 
 
-history = typer.Typer(help="What earlier searches measured: list, forget.", rich_markup_mode=None)
+history = typer.Typer(help="List earlier searches, or forget them.", rich_markup_mode=None)
 
 
 @history.callback(invoke_without_command=True)

@@ -156,8 +156,8 @@ def estimate(context: typer.Context, quiet: Quiet = False, as_json: Json = False
 
     Example: autotune estimate --model llama-3-8b --gpu a100-80gb
 
-    With --fix precision=bf16,micro-batch=8 that configuration is estimated; without, the best are ranked;
-    with --gpu all, the devices of the table; the ways to share a training with --devices.
+    It ranks the best configurations; with --gpu all the devices of the table, with --devices 8 the ways to share a
+    training. With --fix precision=bf16,micro-batch=8 it estimates that configuration.
     """
     with console.stderr(quiet=quiet or not sys.stderr.isatty()).status("tracing the model"):
         from autotune.estimates.estimate import report, shortfall

@@ -38,8 +38,8 @@ BEST = 8  # configurations that a ranking shows
 
 RANKED = (
     "ranked: precision (bf16 stands for fp16 where the device has both), tf32, micro-batch, optimizer, checkpointing; "
-    "with --allow method pure bf16 and LoRA too; what else there is (attention, experts, compile, adapter-rank, "
-    "chunked-loss, QLoRA as adapter=lora,quantization=nf4) is estimated when it is given (--fix)"
+    "with --allow method pure bf16 and LoRA too; --fix estimates other knobs (attention, experts, compile, "
+    "adapter-rank, chunked-loss, QLoRA as adapter=lora,quantization=nf4)"
 )
 
 

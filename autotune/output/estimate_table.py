@@ -23,7 +23,7 @@ from autotune.values.trial import Alive, Interval
 from autotune.values.workload import Workload
 
 _UNKNOWN = "-"
-_UNSURE = "? the upper end of the interval is beyond the memory"
+_UNSURE = "? probably fits: the upper end of the interval, or the figure with unused blocks, is beyond the memory"
 
 
 def estimate_table(report: reports.Report, *, with_notes: bool = True) -> RenderableType:
@@ -47,12 +47,12 @@ def _configuration(report: reports.ConfigReport) -> list[RenderableType]:
     rows = [*_memory_rows(found, on_cpu=report.device.hardware.is_cpu), *_speed_rows(found.speed)]
     world = found.config.parallelism.world_size
     steps, largest, chance = found.accumulation_steps, report.largest_micro_batch, found.chance_to_fit
-    unsure = f" (chance to fit {chance:.0%})" if chance is not None and 0.005 < chance < 0.995 else ""
+    freed = " if unused blocks are given back" * (found.memory.device_peak_bytes > report.device.memory_bytes)
+    unsure = f" (chance to fit{freed}: {chance:.0%})" if chance is not None and 0.005 < chance < 0.995 else ""
     figures = ("predicted", "95 % interval")
     fits = {"yes": "fits", "probably": "probably fits", "probably not": "probably does not fit", "no": "does not fit"}
-    none_fits = "no micro-batch does, as it is"
-    if found.fits_at_all:  # this one may
-        none_fits = "unused blocks have to be given back, which takes time"
+    given_back = "unused blocks have to be given back, which takes time"
+    none_fits = given_back if found.fits_at_all else "no micro-batch does, as it is"
     return [
         f", on {f'{world} x ' * (world > 1)}{report.device.name} of {show_memory(report.device.memory_bytes)}",
         f"{show_config(found.config)}; {f'{steps} micro-batches' if steps > 1 else 'one micro-batch'} a step",
@@ -180,7 +180,7 @@ def _spread(report: reports.SpreadReport) -> list[RenderableType]:
         f", on {report.devices} x {report.device.name} in {nodes}",
         _table_of_known(rows, left={first, last}, box=box.SIMPLE_HEAD),
         f"{sum(row.fits_at_all for row in report.rows)} of {len(report.rows)} ways fit; no: the device's memory, "
-        "host: a node's memory is too small; ?: probably, as the upper end of its interval is beyond the memory",
+        "host: a node's memory is too small; ?: probably, though its interval reaches beyond the memory",
         f"{unit}: all devices together; wait: the share of a step in which devices wait for each other or for the "
         f"host; {memory}: of each {'process' if on_cpu else 'device, as nvidia-smi shows'}; "
         f"{'host: of each node; ' * with_host}micro x steps: samples of a micro-batch, micro-batches of a step; "

@@ -67,7 +67,7 @@ def preview_table(found: Preview) -> RenderableType:
         table_of(("searched", "values"), ((name, ", ".join(values)) for name, values in found.knobs.items())),
     ]
     if found.first_trials:
-        headings = ("", "samples/s", "GiB", "the first trials, if each gives what is predicted")
+        headings = ("", "samples/s", "GiB", "the first trials, if predictions hold")
         rows = []
         for number, trial in enumerate(found.first_trials):
             rate, peak, changed = "?", "?", shown_changes(trial.changes)

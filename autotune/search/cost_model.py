@@ -63,8 +63,8 @@ def cost_model(
     for failure in traces.failures:
         observer(Note(text=f"{untold}: {failure}"))
     if traces.left:
-        slow = "kind of configurations is" if traces.left == 1 else "kinds of configurations are"
-        observer(Note(text=f"no prediction: {traces.left} {slow} tried without one: tracing takes too long"))
+        kinds = f"{traces.left} kind{'s' * (traces.left != 1)} of configurations"
+        observer(Note(text=f"no prediction for {kinds}: tracing takes too long; they are tried all the same"))
     if not traces.profiles:
         return None
     rates = rates_of(plan.hardware)

@@ -272,7 +272,7 @@ class Tuner:
             self._untried = self._sampler.conclusion
         else:
             most = self._plan.budget.max_trials
-            ended = f"all {most} trials have run" if self._pace.trials_left() <= 0 else "the time beside finals is over"
+            ended = f"all {most} trials have run" if self._pace.trials_left() <= 0 else "the time before finals is up"
             self._untried = f"{ended} {self._sampler.left_out()}"
         if self._untried is not None:
             self._observer(Note(text=self._untried))

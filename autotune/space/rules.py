@@ -168,8 +168,8 @@ def _compile(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
 
 def _experts(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
     if (kind := config.experts_implementation) not in (None, *facts.experts_implementations):
-        has = "computes experts in its own way" if facts.experts else "has no experts"
-        yield f"{workload.model.model_type} {has}: transformers offers no experts_implementation {kind} for it"
+        own = f"computes experts in its own way: transformers offers no experts_implementation {kind} for it"
+        yield f"{workload.model.model_type} {own if facts.experts else 'has no experts'}"
     for name in ("experts_per_token", "expert_capacity"):
         if getattr(config, name) is not None and getattr(facts, name) is None:
             yield f"{workload.model.model_type} has no {name} to set"
@@ -290,7 +290,7 @@ def _chunked_loss(config: TrainConfig, workload: Workload, facts: ModelFacts, ha
         yield "chunked_loss: the head's weights are in parts, which are gathered for the head alone"
 
 
-_ONE_LENGTH = "the samples have one length, or lengths that aren't known (real data, --data, have many)"
+_ONE_LENGTH = "no padding to save: the samples have one length, or lengths that aren't known (--data reads yours)"
 
 
 def _sampling(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
@@ -298,7 +298,7 @@ def _sampling(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
         return
     said = "balancing by tokens" if config.is_balanced else "grouping by length"
     if not (workload.lengths and workload.lengths.differ):
-        yield f"{said}: {_ONE_LENGTH}"
+        yield _ONE_LENGTH
     if config.packing:
         yield f"packed batches have no padding that {said} could save"
     if config.is_balanced and not accumulates(config, workload):
@@ -315,7 +315,7 @@ def _packing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
     if workload.task is not Task.CAUSAL_LM:
         yield f"packing joins the texts of causal models; the task is {workload.task}"
     if not (workload.lengths and workload.lengths.differ):
-        yield f"packing: {_ONE_LENGTH}"
+        yield _ONE_LENGTH
     if not facts.packs:
         yield f"packing: {workload.model.model_type} lets the samples of a row see each other"
     if config.attn_implementation == "eager":
@@ -328,7 +328,7 @@ def _padding(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
     if config.pad_to_multiple_of is None:
         return
     if not (workload.lengths and workload.lengths.differ):
-        yield f"pad_to_multiple_of: {_ONE_LENGTH}"
+        yield _ONE_LENGTH
     if config.packing:
         yield "packed batches have no padding to a multiple"
     if workload.generates:

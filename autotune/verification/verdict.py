@@ -307,7 +307,7 @@ def disturbances(finals: Finals, best: TrainConfig) -> tuple[str, ...]:
     times = [m.step_times_s for r in finals.trials(finals.plan.baseline) if (m := r.measurement)]
     if (change := drift(times)) >= 0.03:
         found.append((change, f"its speed drifted by {change:.0%} between trials of the baseline"))
-    told = [f"noise: the machine was disturbed: {max(found)[1]}; a quiet one would tell more surely"] if found else []
+    told = [f"noise: the machine was disturbed: {max(found)[1]}; repeat the search on a quiet one"] if found else []
     ours, theirs = finals.merged(best), finals.merged(finals.plan.baseline)
     if ours is not None and theirs is not None and (lead := _speedup(finals, best)) is not None:
         quotient = finals.plan.objective.rate(ours) / finals.plan.objective.rate(theirs)

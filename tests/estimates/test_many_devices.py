@@ -78,7 +78,7 @@ def test_the_table_is_80_columns_wide_and_names_every_way(compared):
     assert max(map(len, text.splitlines())) <= 80
     assert all(row.way.partition(" on ")[0] in text for row in compared.rows)  # the rest may stand in the next line
     assert "4 x a100-80gb in one node" in text
-    assert "?: probably, as the upper end of its interval is beyond the memory" in " ".join(text.split())
+    assert "?: probably, though its interval reaches beyond the memory" in " ".join(text.split())
 
 
 def test_a_column_in_which_nothing_is_known_is_left_out(compared):

@@ -181,6 +181,12 @@ def test_a_child_that_dies_leaves_the_search_without_a_model(predict, notes, ans
     assert notes[0].startswith("no prediction: tracing the model took more than ")
 
 
+def test_kinds_of_configurations_that_there_was_no_time_to_trace_are_told_with_the_reason(predict, notes):
+    predict(Traces(profiles=(make_profile(FP32),), left=3))
+    told = "no prediction for 3 kinds of configurations: tracing takes too long; they are tried all the same"
+    assert notes == [told]
+
+
 @pytest.mark.parametrize(
     ("left", "traced", "said"),
     [

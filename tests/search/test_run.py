@@ -153,6 +153,9 @@ def test_what_is_refused_is_grouped_by_reason():
     assert "--allow exact does not admit" in reason
     assert found.refused == {"predicted to need more than the budget of 2.79 GiB": 10 - found.configurations}
     assert 0 < found.configurations < 10
+    experts = make_plan(space=make_space_file({"experts_implementation": [None, "grouped_mm", "eager"]}))
+    refused = preview(experts, make_model_of()).values_refused
+    assert refused == {"llama has no experts": ("experts grouped_mm", "experts eager")}
 
 
 def everything_known(plan):
