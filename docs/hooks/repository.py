@@ -23,6 +23,7 @@ PAGES = {
     "examples/README.md": "examples/index.md",
     "benchmarks/README.md": "benchmarks/index.md",
     "benchmarks/gpu-checks.md": "benchmarks/gpu-checks.md",
+    "benchmarks/log.md": "benchmarks/log.md",
     "tests/fakecuda/README.md": "fakecuda.md",
 }
 
