@@ -234,7 +234,7 @@ def resume(
         results = directory.results()
         trust.check(directory.path, before, trusted=trust_run_dir, delivers=output is None)
         plan = before.reopened(results, effort=None if effort is None else limits.effort,
-            max_trials=limits.max_trials, max_time_s=limits.max_time_s, output=wanted_file(output),
+            max_trials=limits.max_trials, max_time_s=limits.max_time_s, output=wanted_file(output or before.output),
         )  # fmt: skip
         others = plan.changed_packages()
         news = [*plan.changed_files(), *others]

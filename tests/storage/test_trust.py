@@ -160,12 +160,12 @@ def test_a_search_that_is_trusted_goes_on(unpacked, monkeypatch):
         assert (done.exit_code, "no further than this" in done.stderr) == (3, True)
 
 
-def test_an_output_that_is_named_anew_is_the_users_own(tmp_path, monkeypatch):
-    directory = RunDirectory.create(tmp_path / "run")
-    directory.write_plan(make_plan(hardware=detect("cpu"), output="/ann/.bashrc"))
+def test_an_output_that_is_named_anew_is_the_users_own_and_each_is_looked_at_first(tmp_path, monkeypatch):
+    RunDirectory.create(tmp_path / "run").write_plan(make_plan(hardware=detect("cpu"), output="/ann/.bashrc"))
     monkeypatch.setattr("autotune.api.backend_of", _fail)
-    for words, said in (([], "writes its answer to /ann/.bashrc"), (["-o", str(tmp_path / "mine.json")], "no further")):
-        done = CliRunner().invoke(app, ["resume", str(tmp_path / "run"), *words])
+    told = {"": "writes its answer to /ann", "--trust-run-dir": "--output /ann", f"-o {tmp_path}/my.json": "no further"}
+    for words, said in told.items():
+        done = CliRunner().invoke(app, ["resume", str(tmp_path / "run"), *words.split()])
         assert said in done.stderr
 
 
