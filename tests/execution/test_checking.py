@@ -284,12 +284,15 @@ class Loop:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def test_predictions_that_do_not_fit_the_device_are_moved_to_the_host():
+def test_predictions_that_do_not_fit_the_device_are_moved_to_the_host_but_in_a_rehearsal(monkeypatch):
     loop, guard = Loop(room=8), Mock()
     found = check_evaluation((16, 8), loop, guard=guard)
     assert (found["eval_batch_size"], found["eval_accumulation_steps"], found["predicted_samples"]) == (8, 1, 30)
     assert [(size, steps) for size, steps, _ in loop.tried] == [(16, None), (16, 1), (8, None), (8, 1)]
     assert guard.begin_anew.call_count == 3
+    monkeypatch.setattr("autotune.execution.checking.is_rehearsal", lambda: True)
+    with pytest.raises(CheckError, match="while evaluating with a batch of 16: CUDA out of memory"):
+        check_evaluation((16, 8), Loop(room=8))
 
 
 @pytest.mark.parametrize(("device", "tries"), [("cuda", 2), ("cpu", 1)])
@@ -306,6 +309,8 @@ def test_metrics_that_fail_or_data_that_take_too_long_to_read_refuse_nothing_and
     monkeypatch.setattr("autotune.execution.checking._LONGEST_S", 0.0)
     told = "TimeoutError: reading all samples takes too long; the predictions of the first 8 fitted"
     assert check_evaluation((4,), make()) == {"eval_batch_size": 4, "metrics_failed": told}
+    monkeypatch.setattr("autotune.execution.checking.is_rehearsal", lambda: True)  # which takes the time
+    assert check_evaluation((4,), make())["predicted_samples"] == 30
 
 
 def test_evaluation_that_fails_without_metrics_too_is_a_failed_check(make):
