@@ -171,21 +171,24 @@ def test_a_torch_without_cuda_is_told_how_to_get_one(tmp_path, monkeypatch):
         rehearse_on_all(script=["python", "train.py"])
 
 
-def script(folder, gpu, *words):
-    (folder / "train.py").write_text(SCRIPT)
+def script(folder, gpu, *words, text=SCRIPT):
+    (folder / "train.py").write_text(text)
     command = ("-m", "autotune", "script", "--dry-run", "--gpu", gpu, "--json", "--", "python", "train.py", *words)
     return python(*command, cwd=folder, AUTOTUNE_HOME=str(folder.parent / "home"))
 
 
+def rehearsed(*given, **more):
+    done = script(*given, **more)
+    assert done.returncode == 0, done.stderr
+    return Rehearsal.model_validate_json(done.stdout)
+
+
 @pytest.mark.cuda
-def test_an_own_module_takes_what_it_takes_when_it_runs_alone(tmp_path, monkeypatch):
+def test_an_own_module_takes_what_it_takes_when_it_runs_alone(tmp_path):
     """The micro-batches of a step, all of which are on the device at once, are alike."""
     several = SCRIPT.replace('report_to="none"', 'report_to="none", gradient_accumulation_steps=8')
     several = several.replace("1.0 if i % 4 else -1.0", "1.0").replace("range(batch)", "range(8 * batch)")
-    monkeypatch.setitem(globals(), "SCRIPT", several)
-    done = script(tmp_path, "a100-80gb", 512, 4096, "data")
-    assert done.returncode == 0, done.stderr
-    found = Rehearsal.model_validate_json(done.stdout)
+    found = rehearsed(tmp_path, "a100-80gb", 512, 4096, "data", text=several)
     assert found.chance_to_fit > 0.99
     assert [*found.parts.phases] == ["setting up", "first step", "later steps", "saving", "evaluating"]
     assert found.peak.allocated_bytes == max(phase.allocated_bytes for phase in found.parts.phases.values())
@@ -252,21 +255,20 @@ def test_a_training_that_does_not_fit_is_told_what_would(tmp_path):
 
 
 @pytest.mark.cuda
-def test_a_library_with_a_cuda_runtime_of_its_own_is_named_though_the_script_goes_on(tmp_path, monkeypatch):
+def test_a_library_with_a_cuda_runtime_of_its_own_is_named_though_the_script_goes_on(tmp_path):
     source = 'extern "C" int cuGetExportTable(const void**, const void*);'  # which such a runtime begins with
     (tmp_path / "own.cpp").write_text(
         source + 'extern "C" int own() { const void* t; return cuGetExportTable(&t, &t); }'
     )
     subprocess.run(["g++", "-shared", "-fPIC", "own.cpp", "-o", "libown.so"], cwd=tmp_path, check=True)
     called = f"import ctypes\nassert ctypes.CDLL('{tmp_path}/libown.so').own()\n"
-    monkeypatch.setitem(globals(), "SCRIPT", SCRIPT.replace("rows = [", called + "rows = ["))
-    done = script(tmp_path, "l4", 64, 8, "data")
+    done = script(tmp_path, "l4", 64, 8, "data", text=SCRIPT.replace("rows = [", called + "rows = ["))
     assert done.returncode == 3, done.stdout
     assert "libown.so brings a CUDA runtime of its own" in json.loads(done.stdout)["refused"]
 
 
 @pytest.mark.cuda
-def test_what_a_script_sets_holds_but_its_choice_of_a_device_and_what_it_asks_is_of_the_gpu(tmp_path, monkeypatch):
+def test_what_a_script_sets_holds_but_its_choice_of_a_device_and_what_it_asks_is_of_the_gpu(tmp_path):
     sets = (
         "import os\n"
         "os.environ |= {'CUDA_VISIBLE_DEVICES': '3', 'HF_HOME': '/own'}\n"
@@ -278,10 +280,7 @@ def test_what_a_script_sets_holds_but_its_choice_of_a_device_and_what_it_asks_is
         "total = torch.cuda.mem_get_info()[1], torch.cuda.get_device_properties(0).total_memory\n"
     )
     asking = SCRIPT.replace("rows = [", "batch >>= max(total) < 1 << 35\nrows = [")
-    monkeypatch.setitem(globals(), "SCRIPT", sets + asking)
-    done = script(tmp_path, "l4", 64, 8, "data")
-    assert done.returncode == 0, done.stderr
-    assert Rehearsal.model_validate_json(done.stdout).workload.global_batch_size == 4
+    assert rehearsed(tmp_path, "l4", 64, 8, "data", text=sets + asking).workload.global_batch_size == 4
 
 
 @pytest.mark.cuda
@@ -309,8 +308,8 @@ def test_a_rehearsal_that_is_ended_leaves_no_process_and_if_it_can_no_file(tmp_p
 @pytest.mark.cuda
 def test_a_script_that_fails_while_it_trains_leaves_its_output(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setitem(globals(), "SCRIPT", SCRIPT.replace("self.first(f", "self.first(features[:, :5] + f"))
-    done = script(tmp_path, "l4", 64, 8, "data")
+    failing = SCRIPT.replace("self.first(f", "self.first(features[:, :5] + f")
+    done = script(tmp_path, "l4", 64, 8, "data", text=failing)
     assert done.returncode == 3, done.stdout
     log = Path(re.search(r"RuntimeError: The size.*its output: (\S+)\)$", json.loads(done.stdout)["refused"])[1])
     assert re.search(r"train.py\", line \d+, in forward", log.read_text())
@@ -318,12 +317,7 @@ def test_a_script_that_fails_while_it_trains_leaves_its_output(tmp_path, monkeyp
 
 @pytest.mark.cuda
 def test_where_they_decide_in_evaluation_alone_the_rest_is_told(tmp_path):
-    def rehearsed(*words):
-        done = script(tmp_path, "l4", 64, 8, *words)
-        assert done.returncode == 0, done.stderr
-        return Rehearsal.model_validate_json(done.stdout)
-
-    found, whole = rehearsed("evaluated"), rehearsed("data")
+    found, whole = (rehearsed(tmp_path, "l4", 64, 8, routing) for routing in ("evaluated", "data"))
     del whole.parts.phases["evaluating"]
     assert found.parts.phases == whole.parts.phases
     assert found.chance_to_fit > 0.99

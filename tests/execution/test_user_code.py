@@ -99,6 +99,7 @@ def test_code_that_has_evaluation_data_only_if_it_is_to_evaluate_keeps_them_and_
         args = TrainingArguments("out", use_cpu=True, **own)
         rows = None if args.eval_strategy == "no" else [{"x": torch.ones(2), "labels": torch.tensor(0)}] * 2
         trainer = Trainer(model=Tiny(), args=args, train_dataset=[1], eval_dataset=rows)
+        assert Trainer(model=Tiny(), train_dataset=[1]).args.save_strategy == "no"  # the arguments are the Trainer's
     assert trainer.eval_dataset == rows
     assert (trainer.args.eval_strategy, args.lr_scheduler_type) == ("no", becomes)
     assert changed_arguments(args) == []

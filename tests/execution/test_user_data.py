@@ -8,7 +8,7 @@ from datasets import Dataset
 from factories import make_config, make_request, make_workload
 from own_trainings import quiet_arguments
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
 from autotune.execution.user_data import (
     View,
@@ -96,8 +96,7 @@ def broken(samples):
 )  # fmt: skip
 def test_lengths_that_only_the_collator_makes_are_read_from_its_batches(tmp_path, collate, name, found):
     rows = [{"letters": n} for n in LENGTHS]
-    quiet = {"report_to": "none", "use_cpu": True, "remove_unused_columns": False}
-    trainer = Trainer(torch.nn.Linear(1, 1), TrainingArguments(str(tmp_path), **quiet), collate, rows)
+    trainer = Trainer(torch.nn.Linear(1, 1), quiet_arguments(tmp_path, remove_unused_columns=False), collate, rows)
     lengths = collated_lengths(trainer, name)
     assert (None if lengths is None else lengths.tolist()) == found
     if lengths is not None:

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from factories import VERSIONS, make_facts, make_gpu, make_hardware, make_plan, make_spec, make_workload
+from factories import VERSIONS, make_facts, make_gpu, make_hardware, make_spec, make_workload
 from plans import Looked, begun
 
 import autotune
@@ -45,8 +45,7 @@ def test_options_that_the_code_decides_are_refused_whatever_their_value(name):
     assert UserTrainer(SearchOptions(model="", devices=2, workers=1), script=SCRIPT)
     one_string = UserTrainer(SearchOptions(model=""), script=shlex.join(SCRIPT))
     assert one_string.code == UserTrainer(SearchOptions(model=""), script=SCRIPT).code
-    several = UserTrainer(SearchOptions(model="", devices=16, nodes=2, address="head:6379"), script=SCRIPT)
-    fleet = several.options.fleet
+    fleet = UserTrainer(SearchOptions(model="", devices=16, nodes=2, address="head:6379"), script=SCRIPT).options.fleet
     assert (fleet.engine, fleet.devices, fleet.nodes, fleet.workers) == ("ray", 16, 2, 1)
 
 
@@ -101,11 +100,9 @@ def test_samples_longer_than_the_models_positions_are_the_codes_own_affair():
     assert not any("samples have up to" in note for note in plan_of_script().notes)
 
 
-@pytest.mark.parametrize(
-    ("held", "said"), [({}, "the baseline needs"), ({"optim": "it has one"}, "; weights alone take")]
-)
-def test_of_an_optimizer_of_the_codes_own_no_memory_is_told(held, said):
-    assert sum(said in note for note in plan_of_script(held=held).notes) == 1
+def test_of_an_optimizer_of_the_codes_own_no_memory_is_told():
+    for held, said in (({}, "the baseline needs"), ({"optim": "it has one"}, "; weights alone take")):
+        assert sum(said in note for note in plan_of_script(held=held).notes) == 1
 
 
 def test_weights_in_bf16_stay_so():
@@ -120,12 +117,10 @@ def test_weights_in_bf16_stay_so():
 HUGE = {"per_device_train_batch_size": 2048, "gradient_accumulation_steps": 2048}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"), [({"optim": "magic"}, "optim: transformers has no"), (HUGE, "the global batch .*: use at")]
-)
-def test_arguments_that_no_search_can_start_from_are_refused_by_name(arguments, said):
-    with pytest.raises(InputError, match=f"your TrainingArguments: {said}"):
-        plan_of_script(arguments=arguments)
+def test_arguments_that_no_search_can_start_from_are_refused_by_name():
+    for arguments, said in (({"optim": "magic"}, "optim: transformers has no"), (HUGE, "the global batch .*: use at")):
+        with pytest.raises(InputError, match=f"your TrainingArguments: {said}"):
+            plan_of_script(arguments=arguments)
 
 
 def test_the_command_that_started_a_search_is_told_for_scripts_alone_and_can_be_typed_again():
