@@ -217,7 +217,7 @@ def _lighter(plan: SearchPlan, model: CostModel | None, seen: Measurement) -> li
     Without predictions, all that isn't weights, gradients and states is taken to grow with the micro-batch.
     """
     # Whether another micro-batch has the same gradient can't be measured here for a loss of the user's own.
-    of_each = {config: changes(config, plan) for config in plan.search_space.legal}
+    of_each = {config: changed for config in plan.search_space.legal if (changed := changes(config, plan))}
     legal = [
         config
         for config, changed in of_each.items()

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 from answers import drawn
-from factories import make_config, make_facts, make_plan, make_workload
+from factories import make_config, make_facts, make_measurement, make_plan, make_workload
 from own_trainings import LLAMA_SCRIPT
 from running import printed, process, python, until, wait_for
 
@@ -97,6 +97,7 @@ def test_the_table_says_what_the_peak_is_made_of_and_whether_it_fits():
 def test_several_devices_are_named_and_so_is_what_a_lever_changes():
     facts, bf16 = make_facts(), {"precision": "bf16"}
     plan = make_plan(facts=facts, baseline=make_config(8, parallelism={"world_size": 4}, **bf16))
+    assert make_plan().baseline not in rehearsal._lighter(make_plan(), None, make_measurement())
     sharded = make_config(8, parallelism={"world_size": 4, "sharding": "fsdp_full"}, **bf16)
     lever = Lever(changes=changes(sharded, plan), memory=Memory(device_bytes=9 * GIB), chance_to_fit=1.0)
     text = drawn(rehearsal_table(made(devices=4, chance_to_fit=0.0, short="too much", levers=(lever,))))
@@ -185,9 +186,8 @@ def rehearsed(*given, **more):
 
 @pytest.mark.cuda
 def test_an_own_module_takes_what_it_takes_when_it_runs_alone(tmp_path):
-    """The micro-batches of a step, all of which are on the device at once, are alike."""
     several = SCRIPT.replace('report_to="none"', 'report_to="none", gradient_accumulation_steps=8')
-    several = several.replace("1.0 if i % 4 else -1.0", "1.0").replace("range(batch)", "range(8 * batch)")
+    several = several.replace("1.0 if i % 4 else -1.0", "1.0").replace("range(batch)", "range(8 * batch)")  # alike
     found = rehearsed(tmp_path, "a100-80gb", 512, 4096, "data", text=several)
     assert found.chance_to_fit > 0.99
     assert [*found.parts.phases] == ["setting up", "first step", "later steps", "saving", "evaluating"]
