@@ -84,8 +84,7 @@ class Start:
                 raise InputError(f"--global-batch {asked}: the baseline's is {own} ({how}); drop one of the two")
             batch: int | None = workloads.check_batch(own, f"{source}: the global batch")
         else:
-            usual = workloads.DEFAULT_GLOBAL_BATCH[hardware.kind]
-            usual = -(-usual // ranks) * ranks  # the least that the ranks can share evenly
+            usual = -(-workloads.DEFAULT_GLOBAL_BATCH[hardware.kind] // ranks) * ranks  # which they can share evenly
             batch = workloads.global_batch_of(options, usual, notes, together=ranks > 1)
             if batch is not None and batch % ranks:
                 below, above = batch // ranks * ranks, -(-batch // ranks) * ranks
@@ -227,9 +226,8 @@ def _memory(options: SearchOptions, hardware: Hardware, notes: list[str], *, is_
         return memory
     processes = hardware.nodes_of(hardware.count or 1)[1] if hardware.is_cpu else 1
     if asked * processes > hardware.memory_bytes:
-        each = f" for {processes} processes" if processes > 1 else ""
-        there = show_memory(hardware.memory_bytes)
-        raise InputError(f"--memory {show_memory(asked)}: {hardware.name} has {there}{each}")
+        there = show_memory(hardware.memory_bytes) + f" for {processes} processes" * (processes > 1)
+        raise InputError(f"--memory {show_memory(asked)}: {hardware.name} has {there}")
     if asked > hardware.free_bytes:
         if is_shared:
             each = f"each of {options.workers} trials at a time can have {free} of the free memory"
@@ -253,14 +251,13 @@ def baseline_of(
     ):
         if longest is not None and (length or 0) > longest:
             raise InputError(f"{option} {length}: {workload.model.name} has {longest} positions; use at most that")
-    least = 1
+    is_kto = workload.recipe is not None and workload.recipe.name == "kto"  # which compares samples of a micro-batch
     if workload.recipe is not None:
-        least = 1 if workload.recipe.kind.coupled is None else 2  # samples of a micro-batch, which KTO compares
         usual = {"bf16": hardware.has_bf16 and not arguments.searched.get("fp16")}
         if not {"activation_checkpointing", "gradient_checkpointing"} & arguments.searched.keys():
             usual["gradient_checkpointing"] = facts.supports_checkpointing
         arguments = arguments._replace(searched={**usual, **arguments.searched})
-    return baseline_config(arguments, workload.global_batch_size, facts, hardware, least=least)
+    return baseline_config(arguments, workload.global_batch_size, facts, hardware, least=2 if is_kto else 1)
 
 
 def _restricted(plan: SearchPlan, options: SearchOptions) -> SearchPlan:

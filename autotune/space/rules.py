@@ -364,12 +364,11 @@ def _recipe(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware
         yield "a recipe is tuned on one device, without packing"
     if config.quantization is not None and config.precision is Precision.FP16:
         yield f"{config.quantization}: TRL trains adapters on it in bf16, whose gradients fp16's loss scaler refuses"
-    adapter, without_autocast = config.adapter and config.adapter.kind, config.mixed_precision == "no"
+    adapter = config.adapter and config.adapter.kind
     if adapter == "bitfit":
         yield "bitfit: TRL takes adapters of peft, which hasn't it"
-    if adapter == "vera" and config.quantization is not None and (without_autocast or recipe.kind.generates):
-        how = "trains" if without_autocast else "generates"
-        yield f"vera on {config.quantization}: TRL {how} without autocast, and has cast a part of its weights to bf16"
+    if adapter == "vera" and config.quantization and (recipe.kind.generates or config.mixed_precision == "no"):
+        yield f"vera on {config.quantization}: a part of its weights is cast to bf16 by TRL, without autocast"
     if config.precompute_ref_log_probs and adapter is not None:
         yield "precompute_ref_log_probs: an adapter's own base is the reference, which takes no memory"
 

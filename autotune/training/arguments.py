@@ -67,14 +67,13 @@ def training_plan(config: TrainConfig, workload: Workload, hardware: Hardware) -
             forced = {**(json.loads(own) if isinstance(own, str) else own), "min_new_tokens": recipe.completion_length}
             # Those completions end by their number of tokens, and not by themselves.
             harness |= {"shuffle_dataset": False, "generation_kwargs": forced, "mask_truncated_completions": False}
+    packed = config.quantization and quantization_arguments(config.quantization, config.precision, workload.task)
     return TrainingPlan(
         tuned={"seed": workload.seed, **workload.fixed_arguments, **_tuned(config, workload, hardware)},
         harness=harness,
         model=_model(config, workload),
         adapter=adapter_arguments(config.adapter, workload.task) if config.adapter else None,
-        quantization=quantization_arguments(config.quantization, config.precision, workload.task)
-        if config.quantization
-        else None,
+        quantization=packed,
     )
 
 
@@ -198,9 +197,7 @@ def _deepspeed(config: TrainConfig, hardware: Hardware) -> dict[str, Any]:
 def _model(config: TrainConfig, workload: Workload) -> dict[str, Any]:
     # Since transformers 5 from_pretrained takes the checkpoint's own dtype: master weights in fp32 must be asked for.
     arguments: dict[str, Any] = {"dtype": "bfloat16" if config.precision is Precision.PURE_BF16 else "float32"}
-    for name in ("attn_implementation", "experts_implementation"):
-        if (kind := getattr(config, name)) is not None:
-            arguments[name] = kind
+    arguments |= config.model_dump(include={"attn_implementation", "experts_implementation"}, exclude_none=True)
     if workload.task is Task.CAUSAL_LM and workload.model.kind == "encoder":
         arguments["is_decoder"] = True
     if (spread := config.parallelism).tensor_parallel > 1:

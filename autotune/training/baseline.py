@@ -52,6 +52,7 @@ _REFUSED = {
     "no_cuda": "transformers 5 calls it use_cpu",
     "fp16_opt_level": "apex is gone from transformers 5; use fp16 or bf16",
     "use_vllm": "transformers generates in trials",
+    "num_iterations": "a step is a whole cycle of generating and training",
     **dict.fromkeys(("packing", "padding_free"), "a recipe is tuned with a row for each sample"),
     "model_init_kwargs": "the search decides how the model is made",
 }
@@ -112,10 +113,8 @@ def read_arguments(path: Path) -> UserArguments:
     if not isinstance(document, dict):
         raise InputError(f"{source}: expected a JSON object of TrainingArguments")
     for name, reason in _REFUSED.items():
-        if document.get(name):
+        if document.get(name) and (name, document[name]) != ("num_iterations", 1):
             raise InputError(f"{source}: {name}: {reason}; remove it")
-    if document.get("num_iterations", 1) != 1:
-        raise InputError(f"{source}: num_iterations: a step is a whole cycle of generating and training; remove it")
     # `to_json_string` masks all tokens, those of a tokenizer too.
     document = {name: value for name, value in document.items() if value != f"<{name.upper()}>"}
     counts = (name for name in _COUNTS_OF_TRL if document.get(name) is not None)
@@ -303,8 +302,7 @@ def zero_of(given: dict[str, Any], source: str) -> dict[str, Any]:
     kinds = {("none", "none"): "none", ("cpu", "none"): "optimizer", ("cpu", "cpu"): "parameters"}
     if (offload := kinds.get((places[0], places[1]))) is None:
         raise InputError(f"{source}: deepspeed: offload to {' and '.join(places)} isn't searched: cpu, or none")
-    others = {*document, *zero} - _ZERO_OTHERS - ways.keys() - {"zero_optimization", "stage"}
-    if others:
+    if others := {*document, *zero} - _ZERO_OTHERS - ways.keys() - {"zero_optimization", "stage"}:
         named = ", ".join(sorted(others))
         raise InputError(f"{source}: deepspeed: {named}: is not among the settings that are searched; remove it")
     for half in ("bf16", "fp16"):

@@ -189,7 +189,6 @@ def recipe_trainer(
 
     recipe = cast(Recipe, workload.recipe)
     trainer_class = getattr(trl, recipe.kind.trainer)
-    config = arguments_class(recipe)(**arguments)
     given: dict[str, Any] = {"reward_funcs": [reward_function(recipe)]} if recipe.kind.generates else {}
     if mapping.adapter is not None:
         given["peft_config"] = peft_config(mapping.adapter)
@@ -216,7 +215,7 @@ def recipe_trainer(
         patch.object(trainer_class, "_precompute_ref_logps", timed, create=True),
     ):
         given |= {"processing_class": tokenizer_of(workload, model.config), "callbacks": list(callbacks)}
-        trainer = trainer_class(model=model, args=config, train_dataset=rows, **given)
+        trainer = trainer_class(model=model, args=arguments_class(recipe)(**arguments), train_dataset=rows, **given)
     prompts = samples // recipe.generations
     longest = longest_first // recipe.generations if workload.dataset is not None else 0  # others have one length
     order = row_order(row_lengths(trainer.train_dataset), workload, PLAIN, longest_first=longest, rows=prompts)

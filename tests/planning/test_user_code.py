@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from factories import VERSIONS, make_facts, make_gpu, make_hardware, make_spec, make_workload
+from factories import VERSIONS, make_facts, make_gpu, make_hardware, make_plan, make_spec, make_workload
 from plans import Looked, begun
 
 import autotune
