@@ -3,6 +3,7 @@
 Heavy modules are imported by the commands that need them, so that ``--help`` is quick.
 """
 
+import importlib
 import itertools
 import os
 import sys
@@ -30,7 +31,7 @@ class _Commands(TyperGroup):
         try:
             with reporting_errors(**self.telling):
                 if asked:  # typer would import it, which takes long, and end at a Ctrl-C without a word
-                    __import__("pydantic")
+                    importlib.import_module("pydantic")
                 try:
                     found = super().main(*arguments, **{**extra, "standalone_mode": False})
                 except _USAGE_ERROR as error:
