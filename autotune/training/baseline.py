@@ -105,7 +105,7 @@ def read_arguments(path: Path) -> UserArguments:
     """Return the TrainingArguments in a JSON file, as `TrainingArguments.to_json_string` or a person writes them."""
     source = f"--baseline {path}"
     try:
-        document = json.loads(path.read_bytes().decode())
+        document = json.loads(path.read_bytes().decode("utf-8-sig"))  # without the byte-order mark of Windows editors
     except OSError as error:
         raise InputError(f"{source}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

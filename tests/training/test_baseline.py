@@ -50,7 +50,7 @@ def test_arguments_are_parted_into_what_is_searched_and_what_stays(read):
 
 
 def test_global_batch_is_micro_batch_times_accumulation(read):
-    assert read({}).global_batch_size == 8
+    assert read(b"\xef\xbb\xbf{}").global_batch_size == 8  # behind a byte-order mark
     assert read({"gradient_accumulation_steps": 3}).global_batch_size == 24
     assert read({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 16}).global_batch_size == 64
 
