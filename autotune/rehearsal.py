@@ -199,7 +199,9 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
         if tight.measurement is not None:
             return Rehearsal(**common, chance_to_fit=_chance(tight.measurement.memory, gpu))
         assert isinstance(tight.outcome, Failure)
-        levers = list[Lever]()
+        short, levers = tight.outcome.cause, list[Lever]()
+        if short.startswith("while evaluating"):
+            short += "; a smaller per_device_eval_batch_size, or eval_accumulation_steps, takes less"
         model = cost_model(plan, backend.asker, directory.path, lambda event: None, most_s=20.0)
         for config in _lighter(plan, model, seen):
             measured = run(config, gpu.memory_bytes).measurement
@@ -208,7 +210,7 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
             levers.append(Lever(changes=changes(config, plan), memory=memory, chance_to_fit=fits))
             if fits >= 0.5:
                 break
-        return Rehearsal(**common, chance_to_fit=chance, short=tight.outcome.cause, levers=levers)
+        return Rehearsal(**common, chance_to_fit=chance, short=short, levers=levers)
 
 
 def _lighter(plan: SearchPlan, model: CostModel | None, seen: Measurement) -> list[TrainConfig]:
