@@ -290,7 +290,7 @@ def _chunked_loss(config: TrainConfig, workload: Workload, facts: ModelFacts, ha
         yield "chunked_loss: the head's weights are in parts, which are gathered for the head alone"
 
 
-_ONE_LENGTH = "no padding to save: the samples have one length, or lengths that aren't known (--data reads yours)"
+_ONE_LENGTH = "the samples have one length, or lengths that aren't known (--data reads yours)"
 
 
 def _sampling(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware: Hardware) -> Iterator[str]:
@@ -298,7 +298,7 @@ def _sampling(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwa
         return
     said = "balancing by tokens" if config.is_balanced else "grouping by length"
     if not (workload.lengths and workload.lengths.differ):
-        yield _ONE_LENGTH
+        yield f"{said}: {_ONE_LENGTH}"
     if config.packing:
         yield f"packed batches have no padding that {said} could save"
     if config.is_balanced and not accumulates(config, workload):
@@ -315,7 +315,7 @@ def _packing(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
     if workload.task is not Task.CAUSAL_LM:
         yield f"packing joins the texts of causal models; the task is {workload.task}"
     if not (workload.lengths and workload.lengths.differ):
-        yield _ONE_LENGTH
+        yield f"packing: {_ONE_LENGTH}"
     if not facts.packs:
         yield f"packing: {workload.model.model_type} lets the samples of a row see each other"
     if config.attn_implementation == "eager":
@@ -328,7 +328,7 @@ def _padding(config: TrainConfig, workload: Workload, facts: ModelFacts, hardwar
     if config.pad_to_multiple_of is None:
         return
     if not (workload.lengths and workload.lengths.differ):
-        yield _ONE_LENGTH
+        yield f"pad_to_multiple_of: {_ONE_LENGTH}"
     if config.packing:
         yield "packed batches have no padding to a multiple"
     if workload.generates:
@@ -368,7 +368,7 @@ def _recipe(config: TrainConfig, workload: Workload, facts: ModelFacts, hardware
     if adapter == "bitfit":
         yield "bitfit: TRL takes adapters of peft, which hasn't it"
     if adapter == "vera" and config.quantization and (recipe.kind.generates or config.mixed_precision == "no"):
-        yield f"vera on {config.quantization}: a part of its weights is cast to bf16 by TRL, without autocast"
+        yield f"vera on {config.quantization}: TRL casts a part of its weights to bf16 and computes without autocast"
     if config.precompute_ref_log_probs and adapter is not None:
         yield "precompute_ref_log_probs: an adapter's own base is the reference, which takes no memory"
 
