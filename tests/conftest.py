@@ -15,9 +15,10 @@ from running import ROOT, printed, python
 # Two processes test at a time on as few as two cores: threads that wait for each other would slow both down.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# Started by nohup or in the background, Python ignores Ctrl-C, and so do the processes that it starts; tests send it.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Started by nohup or in the background, Python ignores these, and so do the processes that it starts; tests send them.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, lambda *_: None)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # Each process that tests on the stand-in for CUDA has a machine of its own.
 if "FAKECUDA_STATE" in os.environ and not os.environ["FAKECUDA_STATE"].endswith(
