@@ -224,8 +224,8 @@ class Candidates:
             untried = f"{others:,} configuration{'s are' if others > 1 else ' is'} left untried"
             parts = [f"{untried}; {more} expected to gain {expected:.1%} at most"]
         if late:
-            took = f"a trial of them is expected to take up to {show_time(max(trial_s[late]))}"
-            parts.append(f"{len(late):,} need{'s' * (len(late) == 1)} a longer --max-time, as {took}")
+            took = f"up to {show_time(max(trial_s[late]))} a trial"
+            parts.append(f"{len(late):,} need{'s' * (len(late) == 1)} a longer --max-time ({took} expected)")
         if risky:
             first = max(risky, key=lambda row: float(self._rates[row]))
             fastest = shown_changes(changes(self.ranked[first], self._plan))
