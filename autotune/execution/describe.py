@@ -226,8 +226,10 @@ class Training:
         made = batch_size(self.trainer.get_train_dataloader())
         asked = self.arguments["per_device_train_batch_size"]
         if made is not None and made != asked:
-            whatever = f"whatever per_device_train_batch_size says ({asked}); have it follow self._train_batch_size"
-            raise InputError(f"your {self.name}.get_train_dataloader makes batches of {made}, {whatever}")
+            raise InputError(
+                f"your {self.name}.get_train_dataloader makes batches of {made}, whatever "
+                f"per_device_train_batch_size says ({asked}); have it follow self._train_batch_size"
+            )
 
     def _whose_loss(self) -> str | None:
         """Return whose loss it is; None: the library model's own, whose way to count labels is known."""

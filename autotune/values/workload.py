@@ -193,7 +193,6 @@ class RecipeKind(NamedTuple):
 
 # TRL 1.16, by its defaults: RLOO's beta is 0.05, GRPO's 0. KTO holds each completion against those of its micro-batch
 # to estimate the KL divergence (arXiv:2402.01306): one pass more of the policy, and one of the reference.
-_OF_KTO = "KTO estimates the KL divergence within each micro-batch"
 RECIPES: dict[RecipeName, RecipeKind] = {
     "sft": RecipeKind("SFTTrainer", ("prompt", "completion")),
     "dpo": RecipeKind(
@@ -201,7 +200,12 @@ RECIPES: dict[RecipeName, RecipeKind] = {
     ),
     "reward": RecipeKind("RewardTrainer", ("chosen", "rejected"), task=Task.SEQUENCE_CLASSIFICATION, sequences=2),
     "kto": RecipeKind(
-        "KTOTrainer", ("prompt", "completion", "label"), reference=True, scorings=3, precomputes=True, coupled=_OF_KTO
+        "KTOTrainer",
+        ("prompt", "completion", "label"),
+        reference=True,
+        scorings=3,
+        precomputes=True,
+        coupled="KTO estimates the KL divergence within each micro-batch",
     ),
     "grpo": RecipeKind("GRPOTrainer", ("prompt",), generates=True),
     "rloo": RecipeKind("RLOOTrainer", ("prompt",), reference=True, scorings=2, generates=True),
