@@ -61,7 +61,7 @@ def rehearse(
 ) -> Rehearsal:
     """Run a training of your own on a stand-in for a GPU, and tell what memory it takes and whether it fits.
 
-    Needs torch's build for CUDA (2.11 to 2.14), and once a C++ compiler; no GPU. Values of the model's arithmetic
+    Needs torch's build for CUDA (2.11 to 2.15), and once a C++ compiler; no GPU. Values of the model's arithmetic
     aren't computed: where a program's memory depends on them, the result's `refused` says where.
 
     Args:

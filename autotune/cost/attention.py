@@ -24,11 +24,12 @@ import torch
 from torch.nn.functional import pad
 
 from autotune.cost.family import Generation
+from autotune.cost.meta import TORCH
 from autotune.cost.profile import CONTRACTION, FUSED_ATTENTION
 from autotune.cost.tape import Recorder
 
 _HALF = (torch.float16, torch.bfloat16)
-_EFFICIENT_TAKES_GROUPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
+_EFFICIENT_TAKES_GROUPS = TORCH >= (2, 14)
 
 
 class AttentionCall(NamedTuple):

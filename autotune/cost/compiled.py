@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MethodType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -21,7 +22,7 @@ from accelerate.utils import convert_outputs_to_fp32
 from torch._prims.rng_prims import graphsafe_run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotune.cost.family import Family, Shape, generation_of
+from autotune.cost.family import Family, Generation, Shape, generation_of
 from autotune.cost.kernels import scratch_bytes
 from autotune.cost.profile import ELEMENTWISE, NORMALISATION
 from autotune.cost.tape import Recorder, Tape
@@ -63,7 +64,7 @@ def compiled_step(model: Any, family: Family, shape: Shape, samples: Sequence[in
             compiled(**inputs)["loss"].backward()
         known, tapes = [*tensors, *inputs.values()], []
         for count in samples:
-            recorders[:] = [_ProgramRecorder(known, count / traced)]
+            recorders[:] = [_ProgramRecorder(known, count / traced, family.generation)]
             with recorders[0] as recorder:
                 tapes.append(recorder.step(compiled, lambda: compiled(**inputs)["loss"]))
     torch._dynamo.reset()
@@ -73,9 +74,9 @@ def compiled_step(model: Any, family: Family, shape: Shape, samples: Sequence[in
 class _ProgramRecorder(Recorder):  # type: ignore[no-untyped-call]
     """Writes down what inductor's programs do, with sizes that grow with the micro-batch times `factor`."""
 
-    def __init__(self, known: list[torch.Tensor], factor: float) -> None:
+    def __init__(self, known: list[torch.Tensor], factor: float, generation: Generation) -> None:
         self._factor = factor  # before known tensors are looked at
-        super().__init__(known, scratch_bytes)
+        super().__init__(known, partial(scratch_bytes, generation=generation))
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

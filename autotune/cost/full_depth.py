@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.cost import kernels
 from autotune.cost.profile import PRODUCTS, Line, Storages, Vector, Work
 from autotune.cost.tape import Tape
 from autotune.cost.time import as_line, attends
@@ -100,7 +101,8 @@ def storages_of(deep: Pass, lacking: Sequence[Pass], times: Sequence[int], *, ex
     """
     tape = deep.low
     origins = {origin: at for at, origin in enumerate(dict.fromkeys(tape.origins))}
-    rows, end, products = deep._rows(origins), tape.forward_end, np.flatnonzero(tape.matrix_products)
+    rows, end = deep._rows(origins), tape.forward_end
+    products = np.flatnonzero(tape.matrix_products & kernels.KEEPS_WORKSPACES)
     workspaces = np.concatenate([products[products < end][:1], products[products >= end][:1]]).astype(float)
     if not exact and any(unlike_share(tape, short.low) for short in lacking):
         fewer = [(short._rows(origins), short.low.forward_end) for short in lacking]

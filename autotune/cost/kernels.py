@@ -11,6 +11,7 @@ tokens whose logits take about as much as the hidden states, and makes the gradi
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 
 from autotune.cost import meta
 from autotune.cost.attention import flash
-from autotune.cost.family import Family
+from autotune.cost.family import Family, Generation, workspace_bytes
 from autotune.cost.profile import NORMALISATION
 from autotune.cost.tape import Recorder
 from autotune.training.loss import base_model
@@ -134,7 +135,16 @@ _CONTIGUOUS = dict.fromkeys(("_softmax", "_log_softmax", "native_layer_norm"), 1
 _CONTIGUOUS |= dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data", "native_layer_norm_backward"), 2)
 
 
-def scratch_bytes(name: str, args: Any, out: Any) -> int:
+# Until torch 2.14 each thread keeps a workspace for cuBLAS, from 2.15 on each product takes one and gives it back.
+KEEPS_WORKSPACES = meta.TORCH < (2, 15) or os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_scaled_mm")
+
+
+def scratch_bytes(name: str, args: Any, out: Any, generation: Generation = "ampere") -> int:
+    if name in _PRODUCTS and not KEEPS_WORKSPACES:
+        # `addmm_out_cuda_impl` in Blas.cpp has cuBLASLt add a bias, and in 16 bits whatever is added.
+        adds = name == "addmm" and (args[0].dim() == 1 < args[0].numel() or args[0].element_size() == 2)
+        return 1 << 20 if adds or name == "_scaled_mm" else workspace_bytes(generation)
     copies = sum(int(t.nbytes) for t in args[: _CONTIGUOUS.get(name, 0)] if not t.is_contiguous())
     if name in _CONTIGUOUS:  # `softmax_backward_cuda_out` multiplies gradient and output first; the logarithm's doesn't
         return copies + (int(args[0].nbytes) if name == "_softmax_backward_data" else 0)

@@ -18,6 +18,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._pytree import tree_map_only
 
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+
 # Shape, strides and type of each new tensor that an operator returned, and whether it returned a single one; None: the
 # operator has to be run. By operator and arguments, as `_described` has them.
 _Results = tuple[bool, tuple[tuple[torch.Size, tuple[int, ...], torch.dtype] | None, ...]] | None

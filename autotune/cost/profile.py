@@ -95,7 +95,7 @@ class Storages(Value):
 
     packed: str = Field(repr=False, description="the rows, see `of`")
     forward_end: int = Field(description="operators of the forward pass, the loss included")
-    workspaces: tuple[int, ...] = Field(default=(), description="operators for which libraries take theirs")
+    workspaces: tuple[int, ...] = Field(default=(), description="operators for which cuBLAS takes one that it keeps")
     origins: tuple[tuple[str, str], ...] = Field(default=(), repr=False, description="distinct (module, operator)")
 
     @classmethod

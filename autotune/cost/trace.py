@@ -73,7 +73,7 @@ def _recording(
     inputs = make_inputs(model.config, shape, batch) if own is None else {}
     on_cuda = family.device == "cuda"
     shows = shape.task is Task.IMAGE_TEXT_TO_TEXT
-    scratch = scratch_bytes if on_cuda else None
+    scratch = functools.partial(scratch_bytes, generation=family.generation) if on_cuda else None
     recorder = Recorder(
         [*known, *inputs.values()], scratch, numbers=shows, attended=family.sequence_parallel // family.context_parallel
     )

@@ -5,11 +5,13 @@ import torch
 from tapes import live, tape_of
 
 from autotune.cost.attention import flash
+from autotune.cost.family import workspace_bytes
 from autotune.cost.kernels import GroupedMatmul, UpcastSoftmax, flash_attention_2, scratch_bytes
 from autotune.cost.tape import Recorder
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 64, 16
 ELEMENTS = BATCH * HEADS * LENGTH * WIDTH
+WORKSPACE = workspace_bytes("ampere")
 
 
 def test_flash_attention_can_be_asked_for_while_it_is_let():
@@ -84,6 +86,31 @@ def taken(compute, known: torch.Tensor, name: str) -> float:
     tapes = [tape_of(lambda _: compute(), known, scratch=scratch) for scratch in (scratch_bytes, None)]
     on_cuda, on_cpu = (float(live(tape)[tape.names.index(name)].sum()) for tape in tapes)
     return on_cuda - on_cpu
+
+
+@pytest.mark.parametrize(
+    ("compute", "name", "taken_bytes"),
+    [
+        (lambda m: m @ m, "mm", WORKSPACE),
+        (lambda m: m[None] @ m[None], "bmm", WORKSPACE),
+        (lambda m: torch.addmm(m, m, m), "addmm", WORKSPACE),
+        (lambda m: torch.addmm(m[0], m, m), "addmm", 1 << 20),
+        (lambda m: torch.addmm(*[m.bfloat16()] * 3), "addmm", 1 << 20),
+    ],
+)
+def test_from_torch_2_15_on_products_give_their_workspaces_back(monkeypatch, compute, name, taken_bytes):
+    """As torch 2.15.0 does on the stand-in for CUDA."""
+    matrix = torch.empty(64, 64, device="meta", requires_grad=True)
+    for keeps, expected in ((True, 0), (False, taken_bytes)):
+        monkeypatch.setattr("autotune.cost.kernels.KEEPS_WORKSPACES", keeps)
+        assert taken(lambda: compute(matrix), matrix, name) == expected
+
+
+def test_from_torch_2_15_on_no_workspace_stays(monkeypatch, profile_of):
+    monkeypatch.setattr("autotune.cost.kernels.KEEPS_WORKSPACES", False)
+    storages = profile_of("llama", device="cuda", dtype="float16", generation="hopper").storages
+    assert storages.workspaces == ()
+    assert 32 << 20 in storages.rows[:, 2]
 
 
 def test_softmax_multiplies_its_output_and_gradient_first():

@@ -1,5 +1,6 @@
 // libnccl. Ranks are taken to be alike: what is gathered is one's own for each, what is broadcast or reduced stays.
 #include <cstddef>
+#include <vector>
 
 #ifndef NCCL_VERSION
 #define NCCL_VERSION 22809
@@ -20,6 +21,23 @@ struct Id {
 enum { OK = 0, DEVICE_TO_DEVICE = 3 };
 // Of ncclDataType_t: int8, uint8, int32, uint32, int64, uint64, float16, float32, float64, bfloat16, float8 twice.
 constexpr size_t kBytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+
+// Broadcasts of a group of calls. From torch 2.15 on they gather a list of tensors: one sends, the others receive.
+struct Message {
+  const void* from;
+  void* to;
+  size_t size;
+};
+thread_local std::vector<Message> messages;
+thread_local int groups = 0;
+
+void ended() {
+  for (auto& own : messages)
+    if (own.from != own.to)
+      for (auto& other : messages)
+        if (other.size == own.size) fakecuda_copy(other.to, own.from, own.size, DEVICE_TO_DEVICE);
+  messages.clear();
+}
 
 int made(Communicator** out, int ranks, int rank) {
   *out = new Communicator{ranks, rank};
@@ -67,8 +85,18 @@ int ncclReduceScatter(const void*, void*, size_t count, int type, int, Communica
   fakecuda_message(stream, double(count) * kBytes[type] * (it->ranks - 1));
   return OK;
 }
-int ncclBroadcast(const void*, void*, size_t count, int type, int, Communicator*, void* stream) {
-  fakecuda_message(stream, double(count) * kBytes[type]);
+int ncclBroadcast(const void* from, void* to, size_t count, int type, int, Communicator*, void* stream) {
+  messages.push_back({from, to, count * kBytes[type]});
+  fakecuda_message(stream, messages.back().size);
+  if (!groups) ended();
+  return OK;
+}
+int ncclGroupStart() {
+  ++groups;
+  return OK;
+}
+int ncclGroupEnd() {
+  if (!--groups) ended();
   return OK;
 }
 int ncclAllGather(const void* from, char* to, size_t count, int type, Communicator* it, void* stream) {
