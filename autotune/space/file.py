@@ -31,6 +31,9 @@ def _listed(value: Any) -> Any:
 Values = Annotated[tuple[Scalar, ...], BeforeValidator(_listed)]
 Condition = dict[str, Values]
 
+# Aliases (*name) of a file. Nested in each other they multiply: these stand for some 6,500 values at most.
+_MOST_ALIASES = 24
+
 
 class Parameter(Value):
     """One parameter: its choices, and when it exists."""
@@ -103,7 +106,11 @@ def load_space(reference: str) -> SpaceFile:
 
 def read_space(path: Path) -> SpaceFile:
     try:
-        document = yaml.load(path.read_bytes().decode(), Loader=_StrictLoader)
+        text = path.read_bytes().decode()
+        aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader))
+        if aliases > _MOST_ALIASES:
+            raise SearchSpaceError(f"{path}: more than {_MOST_ALIASES} aliases (*name); write their values out")
+        document = yaml.load(text, Loader=_StrictLoader)
     except OSError as error:
         raise SearchSpaceError(f"{path}: {error.strerror}") from None
     except yaml.YAMLError as error:

@@ -57,7 +57,10 @@ RULES = [  # beside a parameter tf32
     ("[{forbid: {precision: [fp23]}, reason: x}]", "rules.0.forbid.precision: 'fp23' is no value for it"),
     ("[{forbid: {tf32: true}, reason: x}]", f"rules.0.forbid.tf32: {LISTED} True"),
 ]
+# Lists of nine aliases of the list before, 9^9 values when they are written out.
+LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
 MALFORMED = [
+    (LAUGHS + of("tf32: {choices: *a9}"), "more than 24 aliases (*name); write their values out"),
     ("", "expected a mapping with 'description' and 'parameters'"),
     ("- precision", "expected a mapping with 'description' and 'parameters'"),
     ("parameters: [fp32", "line 1: expected ',' or ']'"),
