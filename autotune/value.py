@@ -23,7 +23,7 @@ class Value(BaseModel):
         pydantic.ValidationError: A field is missing, unknown or of the wrong type.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, ser_json_inf_nan="strings")
 
     def digest(self, *, leave_out: frozenset[str] = frozenset()) -> str:
         """Return a short hash of the canonical JSON without the fields `leave_out`: equal values, equal digests."""

@@ -121,7 +121,7 @@ class TraceRequest(Value):
     families: tuple[Family, ...]
     parameters: int = Field(description="of the model, by which stored traces are told apart")
     limit_s: float = Field(gt=0, description="processor time; no family is begun after this")
-    within_s: float = Field(default=math.inf, gt=0, description="wall time, in the same way")
+    within_s: float = Field(default=math.inf, gt=0, allow_inf_nan=True, description="wall time, in the same way")
 
 
 class Traces(Value):

@@ -165,7 +165,8 @@ class Soaked(Value):
 class LossCurve(Value):
     """The losses of a loss run."""
 
-    losses: tuple[float, ...]  # loss of each optimizer step, averaged over its micro-batches
+    # Loss of each optimizer step, averaged over its micro-batches.
+    losses: tuple[Annotated[float, Field(allow_inf_nan=True)], ...]
     dropout_spread: float | None  # standard deviation of one step's loss under dropout; None: not measured
 
 

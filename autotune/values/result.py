@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from autotune.errors import writing
 from autotune.value import Value, save_bytes
@@ -51,7 +51,7 @@ class Contender(Value):
     speedup: Speedup | None = None  # over the baseline; None: not measured in turn with it
     # Factor on the rate of one that was measured once, to compare it with those measured again: the machine's speed has
     # changed since, and the fastest of many is likely to have been lucky.
-    correction: float = 1.0
+    correction: PositiveFloat = 1.0
     tokens_per_second: float | None = Field(default=None, description="None: it isn't measured, or samples have none")
     mfu: float | None = Field(default=None, description="model FLOP utilisation at the measured rate, if known")
     step: StepTime | None = Field(default=None, description="where a step's time goes; None: not predicted either")

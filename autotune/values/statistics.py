@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple, Self
 
+from pydantic import Field
+
 from autotune.value import Value
 from autotune.values.trial import Interval
 
@@ -74,7 +76,7 @@ def rate_interval(step_times_s: Sequence[float], samples_per_step: int) -> Inter
 class Speedup(Value):
     """Throughput of a configuration over another's, mostly the baseline's, both measured again in turn."""
 
-    ratio: float
+    ratio: float = Field(allow_inf_nan=True)  # not a number: there are no pairs
     interval: Interval
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Self
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 
 from autotune.value import Value
 from autotune.values.trial import TrialResult
@@ -21,15 +21,15 @@ class Spent(Value):
     """Seconds of a search by kind of work; they sum up to `total_s`."""
 
     # Before the first trial: planning, launching (imports), tracing, measuring operators ...
-    starting: dict[str, float] = Field(default_factory=dict)
-    first_steps_s: float  # each trial's first step, compilation included
-    warm_up_s: float  # further discarded steps
-    measured_s: float
-    checks_s: float  # work of checks beside training, such as evaluating and saving in a soak
-    trials_overhead_s: float  # rest of the trials: starting the process, making model, data and Trainer, closing
-    lost_s: float  # trials without recorded phases: they died, or were killed at their time limit
-    own_s: float  # between trials: choosing, predicting, writing
-    at_once_s: float = 0.0  # part of all these that ran in parallel with another trial
+    starting: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    first_steps_s: NonNegativeFloat  # each trial's first step, compilation included
+    warm_up_s: NonNegativeFloat  # further discarded steps
+    measured_s: NonNegativeFloat
+    checks_s: NonNegativeFloat  # work of checks beside training, such as evaluating and saving in a soak
+    trials_overhead_s: NonNegativeFloat  # rest of the trials: starting the process, model, data and Trainer, closing
+    lost_s: NonNegativeFloat  # trials without recorded phases: they died, or were killed at their time limit
+    own_s: NonNegativeFloat  # between trials: choosing, predicting, writing
+    at_once_s: NonNegativeFloat = 0.0  # part of all these that ran in parallel with another trial
 
     @property
     def parts(self) -> dict[str, float]:

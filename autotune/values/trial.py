@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from autotune.units import show_rate
 from autotune.value import Value
@@ -133,10 +133,10 @@ class TrialRequest(Value):
 class Memory(Value):
     """Peak memory of a trial in bytes. None: not available on the device."""
 
-    allocated_bytes: int | None = None  # CUDA: torch's max_memory_allocated
-    reserved_bytes: int | None = None  # CUDA: torch's max_memory_reserved
-    device_bytes: int | None = None  # CUDA: peak reserved, and what NVML reports beyond it
-    resident_bytes: int | None = None  # CPU: peak resident set less the libraries' own
+    allocated_bytes: NonNegativeInt | None = None  # CUDA: torch's max_memory_allocated
+    reserved_bytes: NonNegativeInt | None = None  # CUDA: torch's max_memory_reserved
+    device_bytes: NonNegativeInt | None = None  # CUDA: peak reserved, and what NVML reports beyond it
+    resident_bytes: NonNegativeInt | None = None  # CPU: peak resident set less the libraries' own
 
     @property
     def is_known(self) -> bool:
@@ -189,7 +189,9 @@ class Phases(Value):
 
 
 class Interval(Value):
-    """A 95 % confidence interval."""
+    """A 95 % confidence interval; its ends are infinite where nothing is known."""
+
+    model_config = ConfigDict(allow_inf_nan=True)
 
     low: float
     high: float
@@ -207,17 +209,17 @@ class Measurement(Value):
     """The measurement of a completed trial."""
 
     kind: Literal["measurement"] = "measurement"
-    step_times_s: tuple[float, ...]  # seconds of each optimizer step, at the workload's full accumulation
+    step_times_s: tuple[PositiveFloat, ...]  # seconds of each optimizer step, at the workload's full accumulation
     accumulation_steps: PositiveInt  # micro-batches per step that ran
     steps_per_turn: PositiveInt | None = None  # steps between those of trials that ran in turn; None: it ran alone
-    samples_per_second: float = Field(gt=0, allow_inf_nan=False)
+    samples_per_second: PositiveFloat
     # Of the mean, by the spread of steps; in finals of the next run, by the spread of trials.
     samples_per_second_interval: Interval
     memory: Memory
     startup_s: float  # seconds from launch to the first training step
     first_step_s: float  # seconds of the first optimizer step, at the full accumulation, compilation included
     data_wait_share: float | None  # share of a step spent waiting for data; None: unknown
-    loss: float | None  # mean training loss over all steps; None: the user's loop returns none
+    loss: float | None = Field(allow_inf_nan=True)  # mean over all steps; None: the user's loop returns none
     alloc_retries: int | None = None  # CUDA: num_alloc_retries of torch's allocator during the measured steps
     effects: dict[str, str]  # the setting that was verified to be in effect, by knob
     warnings: tuple[str, ...] = ()
@@ -278,7 +280,7 @@ class TrialResult(Value):
 
     request: TrialRequest
     outcome: Outcome
-    duration_s: float  # wall time in seconds from launch until the device was idle again
+    duration_s: NonNegativeFloat  # wall time in seconds from launch until the device was idle again
     warnings: tuple[str, ...] = ()  # warnings of the parent process
     began: float = 0.0  # start, in seconds since 1970
     place: str = ""  # which of several devices or nodes ran it; empty: there was one

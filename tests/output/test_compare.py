@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 from answers import BASE, BF16, BIG, answer, drawn
@@ -116,6 +117,12 @@ def test_answers_that_do_not_compare_are_refused():
         compare(FIRST, apart)
 
 
+# By hand, or on a damaged disk.
+CHANGED = {
+    "samples_per_second": "NaN", "correction": 0, "search_time_s": "Infinity", "own_s": -1, "resident_bytes": -1,
+}  # fmt: skip
+
+
 def test_the_command_reads_two_answers(command, tmp_path):
     for name, result in (("a", FIRST), ("b", slower(1.25))):
         result.save(tmp_path / f"{name}.json")
@@ -129,7 +136,10 @@ def test_the_command_reads_two_answers(command, tmp_path):
     for text in (unknown.stdout, (tmp_path / "once.json").read_text()):
         json.loads(text, parse_constant=pytest.fail)
     assert read_result(tmp_path / "once.json") == once
-    wrong = (tmp_path / "a.json").read_text().replace('"samples_per_second": 10.0', '"samples_per_second": "NaN"')
-    (tmp_path / "wrong.json").write_text(wrong)
-    for second in ("none.json", "wrong.json"):
-        assert command("compare", tmp_path / "a.json", tmp_path / second).exit_code == 2
+    good, refused = (tmp_path / "a.json").read_text(), [command("compare", tmp_path / "a.json", tmp_path / "none.json")]
+    for name, value in CHANGED.items():
+        (changed := tmp_path / "changed.json").write_text(re.sub(f'("{name}": )(\\d[\\d.e-]*)', rf"\g<1>{value}", good))
+        assert changed.read_text() != good, name
+        refused.append(command("compare", tmp_path / "a.json", changed))
+        assert f"{name}: expected" in refused[-1].stderr
+    assert [done.exit_code for done in refused] == [2] * len(refused)

@@ -13,6 +13,7 @@ from autotune.cost.corrections import Observation
 from autotune.errors import InputError
 from autotune.storage.home import (
     _MOST_OBSERVATIONS,
+    Observations,
     add_observations,
     home,
     read_observations,
@@ -87,7 +88,10 @@ def test_of_a_configuration_the_latest_is_stored_and_of_all_the_latest():
     assert read_observations(make_hardware(), "llama") == tuple(many[10:])
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"observations": [1]}', '{"somebody": "else"}'])
+ENDLESS = Observations(observations=(observation(ratio=1.5),)).model_dump_json().replace("1.5", "NaN")
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"observations": [1]}', '{"somebody": "else"}', ENDLESS])
 def test_broken_observations_are_ignored_with_a_warning_and_replaced(own_home, caplog, content):
     add_observations(make_hardware(), "llama", [observation()])
     (path,) = own_home.glob("corrections/*/llama.json")
