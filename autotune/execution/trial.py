@@ -282,7 +282,6 @@ class Trial:
                 trainer.remove_callback(callback)
             elif not where.startswith("transformers."):  # it may copy the best checkpoint, or tell somebody of the end
                 callback.on_train_end = lambda *args, **kwargs: None
-                user_code.begins_as_its_own(callback)
         trainer.add_callback(probe)
         trainer.add_callback(self.timer)
         trainer.model_init = None  # the model that it has made already is trained, not another one

@@ -27,6 +27,7 @@ import torch
 from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers.trainer_callback import CallbackHandler
 
 from autotune.errors import InputError, one_line
 from autotune.execution import environment
@@ -76,16 +77,15 @@ def as_written(arguments: Any) -> dict[str, Any]:
     return {**vars(arguments), **{name: v for name, v in own_values(arguments).items() if name not in since}}
 
 
-def begins_as_its_own(callback: Any) -> None:
-    """Have a callback read in `on_train_begin` how the code evaluates and saves, which the callback may insist on."""
-    original = callback.on_train_begin
+def _as_its_own(event: Callable[..., Any]) -> Callable[..., Any]:
+    """Have callbacks read at an event how the code evaluates and saves, on which they may insist."""
 
-    def on_train_begin(arguments: Any, *args: Any, **kwargs: Any) -> Any:
+    def told(handler: Any, arguments: Any, *args: Any, **kwargs: Any) -> Any:
         own = own_values(arguments)
-        with patch.multiple(arguments, **{name: own[name] for name in _LAID_LAST}):
-            return original(arguments, *args, **kwargs)
+        with patch.dict(vars(arguments), {name: own[name] for name in _LAID_LAST if name in own}):
+            return event(handler, arguments, *args, **kwargs)
 
-    callback.on_train_begin = on_train_begin
+    return told
 
 
 def changed_arguments(arguments: Any) -> list[str]:
@@ -148,7 +148,14 @@ def overlaid(
         init(*bound.args, **bound.kwargs)
         made(trainer)
 
-    with patch.object(TrainingArguments, "__post_init__", lay), patch.object(Trainer, "__init__", make):
+    events: dict[str, Any] = {
+        name: _as_its_own(getattr(CallbackHandler, name)) for name in ("on_init_end", "on_train_begin")
+    }
+    with (
+        patch.object(TrainingArguments, "__post_init__", lay),
+        patch.object(Trainer, "__init__", make),
+        patch.multiple(CallbackHandler, **events),
+    ):
         yield
 
 

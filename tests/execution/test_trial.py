@@ -351,9 +351,10 @@ def test_callbacks_that_wait_for_evaluations_are_left_out_and_those_that_ask_for
         "class Patience(EarlyStoppingCallback):\n    pass\n\n"
         "class Often(TrainerCallback):\n    def on_step_end(self, args, state, control, **kwargs):\n"
         "        control.should_evaluate = control.should_save = True\n"
-        "    def on_train_begin(self, args, state, control, **kwargs):\n"
+        "    def on_init_end(self, args, state, control, **kwargs):\n"
         "        assert args.eval_strategy == args.save_strategy == 'epoch' and args.load_best_model_at_end\n"
         "        assert args.metric_for_best_model == 'loss'\n"
+        "    on_train_begin = on_init_end\n"
         "    def on_train_end(self, args, state, control, **kwargs):\n        open(state.best_model_checkpoint)\n"
     )
     best = ("--eval_strategy", "epoch", "--save_strategy", "epoch", "--load_best_model_at_end", "True")
