@@ -111,7 +111,10 @@ def forget(
     if found and not yes:
         try:
             agreed = typer.confirm(f"forget {counted}?", err=True)
-        except typer.Abort:  # nobody there to answer
+        except typer.Abort as error:
+            if isinstance(error.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            # Nobody is there to answer.
             raise InputError(f"forget {counted}? nobody answered; --yes doesn't ask") from None
         if not agreed:
             raise typer.Exit(0)
@@ -247,4 +250,6 @@ def export(
     else:
         lines = [*(f"written: {file}" for file in made.paths), *(f"launch:  {command}" for command in made.launch)]
         lines += [f"note:    {missing}"] * bool(missing) + [f"not expressed: {line}" for line in made.not_expressed]
-        console.print_text(*lines, *(f"left out: {reason}" for reason in left_out.values()))
+        lines += [f"left out: {reason}" for reason in left_out.values()]
+        # A pipe gets the document alone.
+        console.print_text(*lines, file=None if all(path.is_file() for path in made.paths) else sys.stderr)

@@ -148,9 +148,8 @@ def overlaid(
         init(*bound.args, **bound.kwargs)
         made(trainer)
 
-    events: dict[str, Any] = {
-        name: _as_its_own(getattr(CallbackHandler, name)) for name in ("on_init_end", "on_train_begin")
-    }
+    heard = ("on_init_end", "on_train_begin")
+    events: dict[str, Any] = {name: _as_its_own(getattr(CallbackHandler, name)) for name in heard}
     with (
         patch.object(TrainingArguments, "__post_init__", lay),
         patch.object(Trainer, "__init__", make),

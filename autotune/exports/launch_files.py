@@ -125,7 +125,8 @@ def text_of(name: str, result: ResultData) -> str:
         raise InputError(f"{name}: {why}; use --to {ARGUMENTS}")
     document = {ARGUMENTS: arguments, FSDP: arguments.get("fsdp_config"), DEEPSPEED: _deepspeed(result)}[name]
     if document is None:
-        raise InputError(f"{name}: the configuration doesn't use it ({result.best.config.parallelism.sharding})")
+        sharding = result.best.config.parallelism.sharding
+        raise InputError(f"{name}: the configuration doesn't use it{f' ({sharding})' * (sharding != 'none')}")
     return json.dumps(document, indent=2) + "\n"
 
 

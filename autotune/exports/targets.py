@@ -182,11 +182,12 @@ def write(
     source = "trl" if target == ALL and result.workload.recipe is not None else target  # the script of a recipe
     launch = launch_files.launch_commands(result, answer) if source == ALL else found[source].launch
     if target == ALL and launch:
-        files["launch.txt"] = "".join(f"{command}\n" for command in launch)
+        first = "# Each line trains as autotune measured it, the first is the preferred one\n"
+        files["launch.txt"] = first + "".join(f"{command}\n" for command in launch)
     directory.mkdir(parents=True, exist_ok=True)
-    marks = {one.name: launch_files.MARKS.get(name, " as autotune measured it, ") for name, one in found.items()}
+    marks = {one.name: launch_files.MARKS[name] for name, one in found.items() if name in launch_files.MARKS}
     for name in files:
-        check_savable(directory / name, marks.get(name, ""))
+        check_savable(directory / name, marks.get(name, " as autotune measured it, "))
     for name, text in files.items():
         save_bytes(text.encode(), directory / name)
     lost = tuple(f"{f'{name}: ' * (target == ALL)}{line}" for name, one in found.items() for line in one.lost)

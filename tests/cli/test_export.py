@@ -78,12 +78,16 @@ def test_a_file_goes_where_it_is_wanted_over_an_earlier_one_but_over_none_of_the
     for _ in range(2):
         assert export("--to", target, "-o", file).stdout.startswith(f"written: {file}\n")
     assert file.read_text() == export("--to", target).stdout == text_of(target, result)
+    piped = export("--to", target, "-o", "/dev/null")
+    assert (piped.stdout, piped.stderr.splitlines()[0]) == ("", "written: /dev/null")
     file.write_text(own)
     refused = export("--to", target, "-o", file)
     assert (refused.exit_code, file.read_text()) == (2, own)
     assert "a.json is another file; remove it, or name another" in refused.stderr
     everything = export("--to", "all", "-o", tmp_path / "all")
     assert everything.stdout.count("written: ") == len(list((tmp_path / "all").iterdir()))
+    (tmp_path / "all/launch.txt").write_text("my own")
+    assert export("--to", "all", "-o", tmp_path / "all").exit_code == 2
 
 
 @pytest.mark.parametrize(("target", "usual"), [("python", "train.py"), ("trl", "train_trl.py")])

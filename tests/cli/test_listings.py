@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -106,6 +107,16 @@ def test_it_asks_first_and_forgets_nothing_where_nobody_answers(run, filled, ans
     assert "forget 3 searches, 7 trials?" in said
     assert ("--yes" in said) == (code == 2)
     assert len(filled.searches()) == left
+
+
+def test_ctrl_c_at_the_question_interrupts(run, filled, monkeypatch):
+    class Interrupted(io.BytesIO):
+        def read1(self, size=-1):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("typer.testing.make_input_stream", lambda *_: Interrupted())
+    assert "autotune: interrupted" in run("forget", "--all", code=130).stderr
+    assert len(filled.searches()) == 3
 
 
 @pytest.mark.parametrize(

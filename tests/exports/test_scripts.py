@@ -281,7 +281,7 @@ def test_all_files_of_a_recipe_are_launched_by_its_script(recipe_answer, tmp_pat
     found = recipe_answer("sft")
     exported = found.model_copy(update={"baseline": found.best}).export("all", tmp_path / "files")
     assert {path.name for path in exported.paths} == {"training_args.json", "train_trl.py", "launch.txt"}
-    assert (tmp_path / "files" / "launch.txt").read_text() == "python train_trl.py\n"
+    assert (tmp_path / "files" / "launch.txt").read_text().splitlines()[1:] == ["python train_trl.py"]
     assert exported.launch == ("python train_trl.py",)
 
 

@@ -57,7 +57,7 @@ def test_from_python_it_is_the_same(tmp_path):
     assert exported.launch == ("CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0} python accelerate_loop.py",)
     assert exported.not_expressed == ("torch_empty_cache_steps=4",)
     assert "accelerate-loop: torch_empty_cache_steps=4" in answer.export("all", tmp_path / "new").not_expressed
-    (line,) = (tmp_path / "new/launch.txt").read_text().splitlines()
+    _, line = (tmp_path / "new/launch.txt").read_text().splitlines()
     assert line == exported.launch[0].replace("accelerate_loop", "train")
 
 
