@@ -17,6 +17,11 @@ from autotune.values.model import ModelSpec, Task
 from autotune.values.workload import LONGEST_SAMPLE, RECIPES, Recipe, Workload
 
 DEFAULT_GLOBAL_BATCH = {"cuda": 64, "cpu": 8}
+# Types whose positions begin behind the padding's id; ProphetNet looks one further (`training.facts` finds them so).
+_BEHIND_PADDING = {
+    "camembert", "data2vec-text", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
+    "prophetnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+}  # fmt: skip
 _USUAL_LENGTH = {"cuda": 256, "cpu": 32}  # tokens of a recipe's prompts, and of its completions
 
 
@@ -48,9 +53,12 @@ def workload_of(
             limits = f"use at least {shown.tokens + 2}, and at most {LONGEST_SAMPLE}"
             raise InputError(f"--seq-len {asked or usual}: a sample's images take {shown.tokens} tokens; {limits}")
     if task.takes_text and asked is None:
-        positions = spec.config.get("max_position_embeddings", spec.config.get("n_positions"))
+        positions, wished = spec.config.get("max_position_embeddings", spec.config.get("n_positions")), usual
+        if spec.model_type in _BEHIND_PADDING:
+            config = build_config(spec, task)
+            positions = config.max_position_embeddings - config.pad_token_id - 1 - hasattr(config, "ngram")
         usual = min(usual, positions) if isinstance(positions, int) and positions > 0 else usual
-        notes.append(f"sequence length {usual} (--seq-len)")
+        notes.append(f"sequence length {usual}{', the longest that the model has' * (usual < wished)} (--seq-len)")
     length = asked or usual
     if task.takes_audio:
         fixed, least = fixed_frames(spec.model_type, spec.config), least_frames(spec.model_type, spec.config)

@@ -49,7 +49,8 @@ def test_every_default_is_said(estimated):
     for default in (*defaults, "optim=adamw_torch_fused", "rtx-3070 as its data sheet has it", "meta device"):
         assert default in said
     assert "precision=" not in said
-    assert "sequence length 256 (--seq-len)" in estimated(seq_len=None, fix={"tf32": False}).notes  # all its positions
+    note = "sequence length 256, the longest that the model has (--seq-len)"
+    assert note in estimated(seq_len=None, fix={"tf32": False}).notes
 
 
 def test_the_default_batch_is_shared_evenly_and_experts_are_computed_as_the_library_does(estimated):

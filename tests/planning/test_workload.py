@@ -3,15 +3,18 @@
 from importlib.util import find_spec
 
 import pytest
+import torch
 from conftest import write_model
 from factories import make_config, make_facts
 from plans import planned
+from transformers import CONFIG_MAPPING, AutoModel
 from vision_language import vision_language
 
 from autotune.errors import InputError
 from autotune.planning.workload import with_batch
 from autotune.space.rules import refusals
 from autotune.training import texts
+from autotune.training.facts import facts_of
 from autotune.values.config import Precision
 from autotune.values.model import Task
 from autotune.values.trial import Purpose
@@ -47,6 +50,17 @@ def test_lengths_task_and_batch_follow_from_model_and_options_and_defaults_are_s
     plan = planned(facts=make_facts(max_sequence_length=None), **options)
     assert {name: getattr(plan.workload, name) for name in expected} == expected
     assert any(note.startswith(said) for note in plan.notes)
+
+
+@pytest.mark.parametrize("name", ["roberta", "prophetnet"])
+def test_the_usual_length_is_the_longest_of_a_model_that_loses_positions_to_padding(tmp_path, name):
+    config = CONFIG_MAPPING[name](max_position_embeddings=64)
+    with torch.device("meta"):
+        longest = facts_of(AutoModel.from_config(config), Task.MASKED_LM).max_sequence_length
+    model = str(write_model(tmp_path, config.to_dict()))
+    plan = planned(model=model, facts=make_facts(max_sequence_length=longest))
+    assert (plan.workload.sequence_length, longest) == (62, 62)
+    assert any(note == "sequence length 62, the longest that the model has (--seq-len)" for note in plan.notes)
 
 
 def test_a_sample_of_the_usual_length_is_no_longer_than_the_positions_of_the_text(tmp_path):
