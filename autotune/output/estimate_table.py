@@ -162,13 +162,13 @@ def _spread(report: reports.SpreadReport) -> list[RenderableType]:
     rows = []
     for row in report.rows:
         found, speed = row.predicted, row.predicted.speed if row.fits_at_all else None
-        mark = "no" if not found.fits_at_all else "host" if not row.host_fits else "" if found.fits == "yes" else "?"
+        mark = "no" if not found.fits_at_all else "host" if not row.host_fits else _mark(found)
         cells = {
             "way": row.way,
             unit: _rate(speed),
             "MFU": _share(speed),
             "wait": "" if speed is None else f"{found.parts.get('other devices', 0.0):.0%}",
-            memory: f"{found.memory.device_peak_bytes / size:,.1f} {mark}".rstrip(),
+            memory: f"{found.memory.device_peak_bytes / size:,.1f} {mark.strip()}".rstrip(),
             "host\nGiB": f"{row.host_bytes / GIB:,.0f}" if row.host_bytes else "",
             "micro x\nsteps": f"{found.config.per_device_train_batch_size} x {found.accumulation_steps}",
             "check-\npoint": found.config.checkpointing,
@@ -214,7 +214,7 @@ def _run_lines(run: reports.RunCost | None, *, with_hours: bool = True) -> list[
 
 
 def _mark(found: reports.Predicted) -> str:
-    return "" if found.fits == "yes" else " ?"
+    return "" if found.fits == "yes" or (found.chance_to_fit or 0.0) > 0.99 else " ?"
 
 
 def _unit(workload: Workload) -> str:
