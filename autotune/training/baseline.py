@@ -205,6 +205,8 @@ def baseline_config(
     given, source, devices = arguments.searched, arguments.source, hardware.count or 1
     if given.get("bf16") and given.get("fp16"):
         raise InputError(f"{source}: bf16 and fp16 are both set; the Trainer takes one")
+    if hardware.is_cpu and arguments.fixed.get("activation_offloading"):
+        raise InputError(f"{source}: activation_offloading: moves activations from a GPU, and this is a CPU; remove it")
     loading = arguments.fixed.get("accelerator_config") or {}
     if isinstance(loading, str):  # which TrainingArguments have read
         loading = _in_text_or_file(loading)

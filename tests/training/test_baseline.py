@@ -156,6 +156,13 @@ def test_what_can_not_be_honoured_is_refused_in_one_line_that_names_the_file(rea
     assert "\n" not in str(error.value)
 
 
+def test_activations_are_moved_from_a_gpu_alone(read):
+    given = read({"activation_offloading": True})
+    baseline_config(given, 64, make_facts(), make_gpu())
+    with pytest.raises(InputError, match="activation_offloading: moves activations from a GPU, and this is a CPU"):
+        baseline_config(given, 64, make_facts(), make_hardware())
+
+
 def test_switches_that_are_off_are_no_reason_to_refuse(read):
     assert read({"fsdp": "", "deepspeed": None, "auto_find_batch_size": False}).fixed == {}
 
