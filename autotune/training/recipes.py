@@ -48,7 +48,8 @@ def checked_data(workload: Workload, directory: Path) -> tuple[LengthProfile | N
     if workload.dataset is None:
         return None, ()
     with rows_of_file(workload.dataset, directory) as rows:
-        check_columns(rows.features, recipe, workload.dataset)
+        text = workload.fixed_arguments.get("dataset_text_field", "text")
+        check_columns(rows.features, recipe, workload.dataset, text=text)
         drawn = np.random.default_rng(workload.seed).permutation(len(rows))[:_MOST_ROWS]
         longest = np.argsort(-row_lengths(rows), kind="stable")[:_LONGEST_ROWS]
         kept = np.concatenate([drawn, np.setdiff1d(longest, drawn)])
@@ -66,6 +67,8 @@ def checked_data(workload: Workload, directory: Path) -> tuple[LengthProfile | N
         raise InputError(f"--data {workload.dataset}: TRL can't use it: {what}") from error
     if not len(lengths):
         raise InputError(f"--data {workload.dataset}: all rows are too long (--prompt-len, --completion-len)")
+    if recipe.kind.generates and lengths.min() <= recipe.completion_length:
+        raise InputError(f"--data {workload.dataset}: a prompt is empty, from which nothing can be generated")
     profile = profile_of(lengths)
     return profile, (*notes, profile.shown)
 

@@ -257,10 +257,10 @@ def _kind(feature: Any) -> str:
     return str(getattr(feature, "dtype", type(feature).__name__.lower()))
 
 
-def check_columns(features: Mapping[str, Any], recipe: Recipe, dataset: str) -> None:
-    """Refuse rows that TRL can't use in a recipe; SFT takes conversations (`messages`) and whole texts as well."""
+def check_columns(features: Mapping[str, Any], recipe: Recipe, dataset: str, *, text: str) -> None:
+    """Refuse rows that TRL can't use in a recipe; SFT takes conversations (`messages`) and a whole `text` as well."""
     columns = list(features)
-    whole = [column for column in ("messages", "text") if recipe.name == "sft" and column in columns]
+    whole = [column for column in ("messages", text) if recipe.name == "sft" and column in columns]
     for column in (column for column in whole or recipe.kind.columns if column in columns):
         message = getattr(features[column], "feature", None)  # of a conversation
         wanted, is_usable = "text, or messages with role and content", _kind(features[column]) in _STRINGS

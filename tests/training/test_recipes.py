@@ -1,6 +1,7 @@
 """Real trials of TRL's Trainers: samples are counted, and what is only scheduled otherwise has the same losses."""
 
 import sys
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -209,6 +210,17 @@ def test_lengths_are_those_of_a_files_rows_as_trl_reads_them(tiny_llama, tmp_pat
     others = {"reward": (4 + 5, 13 + 5), "kto": (20, 20), "grpo": of_prompt, "rloo": of_prompt}
     shortest, longest = others.get(name, (4 + 4 + 5, 20))
     assert (lengths.samples, lengths.minimum, lengths.maximum) == (2, shortest, longest)
+
+
+def test_a_text_may_have_another_column_and_an_empty_prompt_is_refused(tiny_llama, tmp_path, monkeypatch):
+    model, field = resolve(str(tiny_llama)), {"dataset_text_field": "body"}
+    of_text = fields_of("sft", dataset=jsonl(tmp_path / "texts.jsonl", [{"body": "word"}]), fixed_arguments=field)
+    assert recipes.checked_data(Workload(model=model, **of_text), tmp_path / "texts")[0].samples == 1
+    adds_nothing = Mock(side_effect=lambda prompt: {"input_ids": [*prompt.encode()]})
+    monkeypatch.setattr(recipes, "tokenizer_of", lambda *_: adds_nothing)
+    of_prompts = fields_of("grpo", dataset=jsonl(tmp_path / "rows.jsonl", [{"prompt": "a"}, {"prompt": ""}]))
+    with pytest.raises(InputError, match="a prompt is empty, from which nothing can be generated"):
+        recipes.checked_data(Workload(model=model, **of_prompts), tmp_path / "rows")
 
 
 def test_rows_that_are_all_too_long_and_columns_that_are_missing_are_refused(bench, tiny_llama, tmp_path):
