@@ -94,6 +94,13 @@ def test_the_table_says_what_the_peak_is_made_of_and_whether_it_fits():
     assert "no other configuration of the same training is expected to fit" in drawn(rehearsal_table(short))
 
 
+def test_the_command_says_that_a_peak_beyond_the_memory_is_that_of_ample_memory(command, monkeypatch):
+    monkeypatch.setattr(rehearsal, "rehearse", lambda **_: made(chance_to_fit=0.1))
+    done = command("script", "--gpu", "rtx-4090", "--dry-run", "--", "python", "train.py")
+    assert done.exit_code == 5
+    assert "takes 22.00 GiB where memory is ample, what torch's allocator holds unused included" in done.stderr
+
+
 def test_several_devices_are_named_and_so_is_what_a_lever_changes():
     facts, bf16 = make_facts(), {"precision": "bf16"}
     plan = make_plan(facts=facts, baseline=make_config(8, parallelism={"world_size": 4}, **bf16))

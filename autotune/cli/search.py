@@ -133,7 +133,8 @@ def _rehearse(gpu: str, command: list[str], devices: str | None, *, quiet: bool,
         error = MachineError(f"its memory can't be told here: {first.refused}")
     elif all(each.chance_to_fit < 0.5 for each in told):
         needed = show_memory(min(each.peak.peak_bytes for each in told))
-        error = NothingFitsError(f"{first.workload.model.name} needs {needed}")
+        how = "where memory is ample, what torch's allocator holds unused included"
+        error = NothingFitsError(f"{first.workload.model.name} takes {needed} {how}")
     documents = [each.model_dump(mode="json") for each in found]
     document = {"gpus": documents} if gpu == "all" else documents[0]
     table = cards_table(found) if gpu == "all" else rehearsal_table(first) if first.refused is None else ""
