@@ -78,6 +78,11 @@ def hang(directory: Path) -> None:
     time.sleep(FOR_EVER_S)
 
 
+def be_killed_with_temporary_files(directory: Path) -> None:
+    seen(directory, tempfile.mkdtemp())
+    kill_itself(directory)
+
+
 def ignore_sigterm(directory: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

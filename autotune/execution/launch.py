@@ -49,6 +49,8 @@ FAULT_FILE = "fault.txt"  # why devices don't compute; empty: they do
 MARK_FILE = "processes.json"  # the mark that all processes of a search carry
 LOG_FILE = "launcher.log"
 
+_TEMPORARY = "AUTOTUNE_TEMPORARY"  # variable: the folder for temporary files of trials, some of which are killed
+
 LAUNCHER_START_S = 300.0  # importing torch and transformers from a cold disk, and trying a fork on the device
 
 
@@ -60,7 +62,8 @@ class Launcher:
         write_text(json.dumps({"mark": self._mark}) + "\n", run_directory / MARK_FILE)
         self._log_path = run_directory / LOG_FILE
         self._connection, other_end = Pipe()
-        mark = {jobs.MARK_VARIABLE: self._mark}
+        self._temporary = tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
+        mark = {jobs.MARK_VARIABLE: self._mark, _TEMPORARY: self._temporary.name}
         with os.fdopen(open_own(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             self._process = subprocess.Popen(
                 launch_command("jobs", devices[0], str(other_end.fileno()), python=python),
@@ -107,6 +110,7 @@ class Launcher:
         self._process.wait()
         jobs.end_marked(self._mark)
         self._connection.close()
+        self._temporary.cleanup()
 
 
 def main() -> None:
@@ -165,6 +169,10 @@ def launch_command(*arguments: str, python: str = sys.executable) -> list[str]:
 def _preload(device: str) -> bool:
     """Import what every trial needs; return whether this process may be forked."""
     import torch
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # which stays where it is
+    os.environ["TMPDIR"] = tempfile.tempdir = os.environ[_TEMPORARY]
 
     def capability(device: object = None) -> tuple[int, int]:  # bitsandbytes asks, and torch would make a context
         return capability_of(nvml_handle("cuda:0"))

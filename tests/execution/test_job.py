@@ -17,7 +17,7 @@ from running import printed
 
 from autotune.execution.guard import CpuGuard
 from autotune.execution.job import HEAD_BYTES, MARK_VARIABLE, TAIL_BYTES, BoundedLog, end_marked, marked
-from autotune.execution.launch import _failure
+from autotune.execution.launch import Launcher, _failure
 from autotune.execution.outcome import Ending
 
 WELL = Ending(returncodes=[0], failed_at=[None])
@@ -94,6 +94,16 @@ def test_a_child_removes_its_temporary_folders_at_its_end_and_none_of_the_launch
     ending, directory = asked.run("misbehaving:print_and_end")
     assert (ending, [path for path in directory.iterdir() if path.is_dir()]) == (WELL, [])
     assert list(directory.parent.glob("*-launchers"))
+
+
+def test_the_temporary_folders_of_a_killed_child_go_with_the_launcher(hindered, tmp_path):
+    _, directory = hindered.run("misbehaving:be_killed_with_temporary_files")
+    left = Path(json.loads((directory / "seen.json").read_text()))
+    assert left.parent == Path(hindered.launcher._temporary.name)
+    ended = Launcher(tmp_path, ["cpu"])
+    (folder := Path(ended._temporary.name) / "left").mkdir()
+    ended.end()
+    assert not folder.parent.exists()
 
 
 def test_a_child_that_hangs_is_killed_at_its_time_limit(asked):
