@@ -114,7 +114,6 @@ def forget(
         except typer.Abort as error:
             if isinstance(error.__context__, KeyboardInterrupt):
                 raise KeyboardInterrupt from None
-            # Nobody is there to answer.
             raise InputError(f"forget {counted}? nobody answered; --yes doesn't ask") from None
         if not agreed:
             raise typer.Exit(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from factories import OUT_OF_MEMORY, make_config
@@ -110,11 +111,8 @@ def test_it_asks_first_and_forgets_nothing_where_nobody_answers(run, filled, ans
 
 
 def test_ctrl_c_at_the_question_interrupts(run, filled, monkeypatch):
-    class Interrupted(io.BytesIO):
-        def read1(self, size=-1):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("typer.testing.make_input_stream", lambda *_: Interrupted())
+    interrupted = Mock(spec=io.BytesIO, closed=False, read1=Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("typer.testing.make_input_stream", lambda *_: interrupted)
     assert "autotune: interrupted" in run("forget", "--all", code=130).stderr
     assert len(filled.searches()) == 3
 

@@ -156,13 +156,6 @@ def test_what_can_not_be_honoured_is_refused_in_one_line_that_names_the_file(rea
     assert "\n" not in str(error.value)
 
 
-def test_activations_are_moved_from_a_gpu_alone(read):
-    given = read({"activation_offloading": True})
-    baseline_config(given, 64, make_facts(), make_gpu())
-    with pytest.raises(InputError, match="activation_offloading: moves activations from a GPU, and this is a CPU"):
-        baseline_config(given, 64, make_facts(), make_hardware())
-
-
 def test_switches_that_are_off_are_no_reason_to_refuse(read):
     assert read({"fsdp": "", "deepspeed": None, "auto_find_batch_size": False}).fixed == {}
 
@@ -286,12 +279,16 @@ def test_without_arguments_the_baseline_is_the_trainers_defaults():
     )
 
 
-def test_without_an_accelerator_nothing_is_pinned_and_there_is_no_cache_to_empty(read):
+def test_without_an_accelerator_nothing_is_pinned_or_moved_from_it_and_there_is_no_cache_to_empty(read):
     arguments = read({"torch_empty_cache_steps": 4})
     assert arguments.fixed == {}
     for hardware, pins, steps in ((make_gpu(), True, 4), (make_hardware(), False, None)):
         found = baseline_config(arguments, 8, make_facts(), hardware)
         assert (found.dataloader_pin_memory, found.torch_empty_cache_steps) == (pins, steps)
+    moving = read({"activation_offloading": True})
+    assert baseline_config(moving, 8, make_facts(), make_gpu())
+    with pytest.raises(InputError, match="activation_offloading: moves activations from a GPU, and this is a CPU"):
+        baseline_config(moving, 8, make_facts(), make_hardware())
 
 
 @pytest.mark.parametrize(

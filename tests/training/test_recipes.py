@@ -212,22 +212,20 @@ def test_lengths_are_those_of_a_files_rows_as_trl_reads_them(tiny_llama, tmp_pat
     assert (lengths.samples, lengths.minimum, lengths.maximum) == (2, shortest, longest)
 
 
-def test_a_text_may_have_another_column_and_an_empty_prompt_is_refused(tiny_llama, tmp_path, monkeypatch):
-    model, field = resolve(str(tiny_llama)), {"dataset_text_field": "body"}
-    of_text = fields_of("sft", dataset=jsonl(tmp_path / "texts.jsonl", [{"body": "word"}]), fixed_arguments=field)
-    assert recipes.checked_data(Workload(model=model, **of_text), tmp_path / "texts")[0].samples == 1
+def test_rows_that_are_all_too_long_empty_prompts_and_missing_columns_are_refused(
+    bench, tiny_llama, tmp_path, monkeypatch
+):
+    def checked(name, *rows, **fields):
+        given = fields_of(name, dataset=jsonl(tmp_path / "rows.jsonl", rows), **fields)
+        return recipes.checked_data(Workload(model=resolve(str(tiny_llama)), **given), tmp_path / name)
+
+    assert checked("sft", {"body": "word"}, fixed_arguments={"dataset_text_field": "body"})[0].samples == 1
+    with pytest.raises(InputError, match="all rows are too long"):
+        checked("reward", {"chosen": "c" * 30, "rejected": "r" * 30})
     adds_nothing = Mock(side_effect=lambda prompt: {"input_ids": [*prompt.encode()]})
     monkeypatch.setattr(recipes, "tokenizer_of", lambda *_: adds_nothing)
-    of_prompts = fields_of("grpo", dataset=jsonl(tmp_path / "rows.jsonl", [{"prompt": "a"}, {"prompt": ""}]))
-    with pytest.raises(InputError, match="a prompt is empty, from which nothing can be generated"):
-        recipes.checked_data(Workload(model=model, **of_prompts), tmp_path / "rows")
-
-
-def test_rows_that_are_all_too_long_and_columns_that_are_missing_are_refused(bench, tiny_llama, tmp_path):
-    file = jsonl(tmp_path / "rows.jsonl", [{"chosen": "c" * 30, "rejected": "r" * 30}])
-    workload = Workload(model=resolve(str(tiny_llama)), **fields_of("reward", dataset=file))
-    with pytest.raises(InputError, match="all rows are too long"):
-        recipes.checked_data(workload, tmp_path / "data")
+    with pytest.raises(InputError, match="a prompt is empty, from which nothing"):
+        checked("grpo", {"prompt": "a"}, {"prompt": ""})
     file = jsonl(tmp_path / "rows.jsonl", [{"prompt": "a", "choosen": "b", "rejected": "c"}])
     request = bench.request(workload=fields_of("dpo", dataset=file))
     with pytest.raises(InputError, match="dpo needs prompt, chosen, rejected; there is no chosen"):
