@@ -427,12 +427,9 @@ def test_scripts_are_python_that_needs_no_autotune(target, answer):
     assert ("convert_model_to_fp8_ao(model, Float8" in source) == (answer.get("precision") == "fp8")
 
 
-def test_a_script_of_trl_trains_an_adapter_on_packed_weights_in_fp32_as_trials_do():
+def test_a_script_of_trl_has_adapters_on_packed_weights_in_fp32_and_ligers_kernel_of_the_loss_as_trials_do():
     assert ".data.float()" in drafted("trl", **ANSWERS["qlora"]).text
     assert ".data.float()" not in drafted("trl", **ANSWERS["lora"]).text
-
-
-def test_a_script_of_trl_works_the_loss_out_by_ligers_kernel_as_trials_do():
     assert "arguments.liger_kernel_config = None" in drafted("trl", **ANSWERS["fp16"]).text  # TRL leaves it out
 
 

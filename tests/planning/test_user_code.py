@@ -209,6 +209,9 @@ def test_a_knob_has_the_choices_and_the_order_of_the_devices_space_unless_its_ow
     assert found["precision"].choices == ("bf16", "fp32", "pure_bf16")
     found = parameters_of({"precision": ["fp32", "bf16", "fp32"], "optim": None})
     assert found["precision"].choices == ("fp32", "bf16")
+    twice = autotune.OwnKnob(choices=("a", "b", "a"), allowance="exact")
+    space = space_of(asked(lambda config, order: print, {"order": twice}), "cpu")
+    assert space.parameters["own.order"].choices == ("a", "b")
     assert "adafactor" in found["optim"].choices
     compiler = parameters_of(["torch_compile_backend"])["torch_compile_backend"]
     assert compiler.from_effort is autotune.Effort.QUICK  # what was named is tried whatever the effort
@@ -254,17 +257,14 @@ def test_the_first_values_that_are_named_are_the_baselines_unless_it_is_given(tm
     assert (found.per_device_train_batch_size, found.precision) == (2, "fp32")
 
 
-def test_a_knob_that_is_honoured_can_be_fixed_or_searched_alone():
+def test_a_knob_that_is_honoured_can_be_fixed_or_searched_alone_and_no_other():
     configs = plan_of(fix={"precision": "bf16"}).every_config()
     assert {config.precision for config in configs} == {"bf16"}
     assert {config.per_device_train_batch_size for config in configs} > {8}
     assert {config.per_device_train_batch_size for config in plan_of(only="precision").every_config()} == {8}
-
-
-@pytest.mark.parametrize(("option", "value"), [("fix", "optim=sgd"), ("only", "optim")])
-def test_a_knob_that_is_not_honoured_can_not_be_fixed_or_searched(option, value):
-    with pytest.raises(InputError, match=f"--{option} optim: your function isn't said to honour it"):
-        plan_of(**{option: value})
+    for option, value in (("fix", "optim=sgd"), ("only", "optim")):
+        with pytest.raises(InputError, match=f"--{option} optim: your function isn't said to honour it"):
+            plan_of(**{option: value})
 
 
 def plan_of_own_knobs(**options):
@@ -341,12 +341,6 @@ def test_devices_that_can_not_share_samples_as_the_baseline_has_it_are_refused(d
     given = SearchOptions(model="", device="cpu", global_batch=16, devices=devices)
     with pytest.raises(InputError, match=f"model_parallel {choices[0]} does not divide the {devices} devices"):
         UserLoop(given, make_step, {"model_parallel": choices}).plan(begun(given), Looked())
-
-
-def test_a_value_of_a_knob_of_its_own_that_stands_twice_counts_once():
-    twice = autotune.OwnKnob(choices=("a", "b", "a"), allowance="exact")
-    space = space_of(asked(lambda config, order: print, {"order": twice}), "cpu")
-    assert space.parameters["own.order"].choices == ("a", "b")
 
 
 def test_nothing_is_promised_that_isnt_done_and_all_micro_batches_are_run():

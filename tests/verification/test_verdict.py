@@ -406,14 +406,11 @@ def test_a_trial_that_was_faster_than_the_answer_is_explained(searched, finals, 
     assert f"note: {result.outshone}" in " ".join(str(with_methods(result)).split())
 
 
-def test_a_finalist_that_is_faster_than_the_winner_but_not_clearly_is_explained():
+def test_a_finalist_that_is_faster_but_not_clearly_is_explained_and_one_no_faster_than_the_winners_of_then_is_none():
     result = answer([(BASE, 10.0), (ADAFACTOR, 20.2), (BF16, 20.0)], ADAFACTOR_AND_BF16 * 2)
     assert result.outshone.endswith("samples/s, not clearly more than the winner, which is simpler")
     failed = answer([(BASE, OUT_OF_MEMORY), (ADAFACTOR, 20.2), (BF16, 20.0)], ADAFACTOR_AND_BF16[1:] * 2)
     assert (failed.verdict, failed.outshone) == ("baseline_failed", result.outshone)
-
-
-def test_a_trial_no_faster_than_the_winners_of_that_time_is_none_that_outshone_it():
     slow_by_now = [(BASE, 5.0), (BIG, 8.0), (BF16, 10.0)] * 2
     result = answer([(BASE, 10.0), (BIG, 19.8), (BF16, 20.0)], slow_by_now)
     assert (result.best.config, result.outshone) == (BF16, None)
@@ -424,7 +421,8 @@ def refused(trials: Trials, **fields) -> Exception:
     return nothing_found(make_plan(baseline=BASE, memory_bytes=2 * GIB, **fields), results, "runs/x")
 
 
-def test_nothing_fits_names_the_closest_miss_and_what_would_help():
+def test_nothing_fits_names_the_closest_miss_and_what_would_help_also_where_others_crashed():
+    assert isinstance(refused([(BASE, CRASHED), (BIG, OUT_OF_MEMORY), (BF16, CRASHED)]), NothingFitsError)
     seen = make_failure(TrialStatus.OUT_OF_MEMORY, memory=Memory(resident_bytes=GIB))
     error = refused([(BASE, OUT_OF_MEMORY), (make_config(1, checkpointing="full"), seen)], allowance=Allowance.EXACT)
     assert isinstance(error, NothingFitsError)
@@ -441,10 +439,6 @@ def test_what_the_users_code_raised_is_no_fault_of_the_machine():
     assert isinstance(refused([(BASE, raised), (BIG, raised)], **own), InputError)
     assert isinstance(refused([(BASE, raised), (BIG, killed)], **own), InfrastructureError)
     assert isinstance(refused([(BASE, raised)]), InfrastructureError), "a named model has no code of the user's"
-
-
-def test_one_lack_of_memory_among_crashes_is_nothing_fits():
-    assert isinstance(refused([(BASE, CRASHED), (BIG, OUT_OF_MEMORY), (BF16, CRASHED)]), NothingFitsError)
 
 
 @pytest.mark.parametrize("status", [TrialStatus.CRASHED, TrialStatus.TIMED_OUT, TrialStatus.INVALID])
