@@ -108,19 +108,6 @@ def test_there_are_files_for_what_is_used(tmp_path, spread, there):
     assert {name for name in names if not name.endswith(".py")} == files
 
 
-@pytest.mark.parametrize(
-    ("name", "spread", "reason"),
-    [
-        (DEEPSPEED, {"sharding": "fsdp_full"}, "deepspeed: the configuration doesn't use it \\(fsdp_full\\)"),
-        (FSDP, {}, "fsdp: the configuration doesn't use it$"),
-        (ACCELERATE, {"hardware": make_hardware()}, "torchrun starts them all"),
-    ],
-)
-def test_a_file_for_what_is_not_used_is_refused(name, spread, reason):
-    with pytest.raises(InputError, match=reason):
-        document(name, **spread)
-
-
 def test_deepspeeds_file_has_the_figures_that_the_trainer_would_fill_in():
     found = document(DEEPSPEED, 4, sharding="zero_3", knobs={"precision": "bf16"})
     assert "auto" not in json.dumps(found)

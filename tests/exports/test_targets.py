@@ -1,7 +1,7 @@
 """Exports to other tools: what each says of an answer, and that it says what it can't."""
 
 import pytest
-from exporting import EACH_KNOB, SCRIPTS, answer_with, drafted
+from exporting import CPU, EACH_KNOB, SCRIPTS, answer_with, drafted
 from transformers import Trainer, TrainingArguments
 
 from autotune.errors import InputError
@@ -30,12 +30,17 @@ def test_what_a_target_can_not_say_stands_in_its_file_and_in_the_answer():
     assert f"not expressed: {told}" in " ".join(made.text.split())
 
 
+FSDP_FULL = {"parallelism": {"world_size": 2, "sharding": "fsdp_full"}}
+
+
 @pytest.mark.parametrize(
     ("target", "answer", "reason"),
     [
         ("trl", {"task": Task.SEQ2SEQ_LM, "kind": "encoder-decoder"}, "SFTTrainer trains causal-lm"),
-        ("accelerate-loop", {"parallelism": {"world_size": 2, "sharding": "fsdp_full"}}, "fsdp_full was measured with"),
-        ("fsdp", {}, "the configuration doesn't use it"),
+        ("accelerate-loop", FSDP_FULL, "fsdp_full was measured with"),
+        ("fsdp", {}, "fsdp: the configuration doesn't use it$"),
+        ("deepspeed", FSDP_FULL, r"deepspeed: the configuration doesn't use it \(fsdp_full\)"),
+        ("accelerate", {"hardware": CPU, "parallelism": {"world_size": 2}}, "torchrun starts them all"),
         ("acelerate", {}, "did you mean 'accelerate'"),
     ],
 )
