@@ -194,6 +194,7 @@ def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> r
     if not best:
         raise nothing_fits(forecast, configs, plan.allowance)
     rows = tuple(forecast.predicted(c).model_copy(update={"changes": changes(c, plan)}) for c in best)
+    untraced = (f"not ranked: {reason}" for reason in dict.fromkeys(map(str, question.profiles.failures.values())))
     return reports.RankingReport(
         workload=plan.workload,
         device=forecast.device,
@@ -203,7 +204,7 @@ def ranking(question: Question, forecast: Forecast, notes: tuple[str, ...]) -> r
         baseline=plan.baseline,
         best=rows,
         run=question.run(rows[0]),
-        notes=(*notes, RANKED, *left_out(plan.search_space), *forecast.basis(best[0]), *rows[0].notes),
+        notes=(*notes, RANKED, *left_out(plan.search_space), *untraced, *forecast.basis(best[0]), *rows[0].notes),
     )
 
 

@@ -201,7 +201,9 @@ class _Ways:
 
     def _fits_with(self, choices: Mapping[str, Scalar]) -> bool:
         changed = self.changed(choices)
-        return changed is not None and not self._is_too_large(choices) and self._forecast.fits(changed)
+        if changed is None or self._is_too_large(choices):
+            return False
+        return self._forecast.model.profile(changed) is not None and self._forecast.fits(changed)
 
 
 def _lightest(changes: Sequence[_Change], taken: Sequence[float], before: float) -> dict[str, Scalar]:

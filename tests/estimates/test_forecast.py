@@ -122,6 +122,20 @@ def test_changes_that_weights_and_states_alone_rule_out_are_not_traced(estimated
     assert {family.quantization for family in asked[1:]} == {"nf4"}
 
 
+def test_configurations_that_can_not_be_traced_are_left_out_with_the_reason(estimated, monkeypatch):
+    reason = "the adapter can't be put on"
+
+    def without_adapters(spec, family, shape, **options):
+        if family.adapter is not None:
+            raise InputError(reason)
+        return traced_once.profile(spec, family, shape, **options)
+
+    monkeypatch.setattr("autotune.cost.profiler.profile", without_adapters)
+    found = estimated(model="llama-2-7b", gpu="rtx-3080", fix={"micro-batch": "1"})
+    assert found.would_fit.startswith("no change that was tried makes it fit")
+    assert f"not ranked: {reason}" in estimated(allow="method").notes
+
+
 def test_the_named_configuration_has_the_fastest_micro_batch_that_surely_fits_unless_it_was_given(estimated, fix_in):
     def estimate(**knobs):
         return estimated(model="llama-2-7b", gpu="rtx-4090", fix=knobs)
