@@ -72,7 +72,8 @@ def build(spec: ModelSpec, config: Any, family: Family, shape: Shape, change: Ch
             with torch.device("meta"):
                 # TRL and the user's own code put adapters on by themselves.
                 mixed = family.autocast is not None and shape.recipe is None and family.adapter.kind != "own"
-                model = put_on(model, adapter_arguments(family.adapter, shape.task), mixed=mixed)
+                arguments = adapter_arguments(family.adapter, shape.task, spec.model_type)
+                model = put_on(model, arguments, mixed=mixed)
         except ValueError as error:
             raise InputError(f"{spec.name}: the adapter can't be put on: {one_line(error)}") from error
     return chunk_loss(model) if family.chunked_loss else model

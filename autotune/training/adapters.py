@@ -23,6 +23,11 @@ ATTENTION_MODULES = (
     "out_lin", "qkv", "Wqkv",
 )  # fmt: skip
 
+# Types whose kernels read the weights of these layers themselves, so that peft (0.21) puts no LoRA on `out_proj`, and
+# one on the others would have no effect.
+MAMBA_TYPES = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+READ_BY_MAMBA = ("out_proj", "x_proj", "dt_proj")
+
 # Weights of all experts in one tensor, as transformers 5 has them.
 EXPERT_PARAMETERS = ("experts.gate_up_proj", "experts.down_proj")
 
@@ -60,7 +65,7 @@ _IN_PEFT: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
 }
 
 
-def adapter_arguments(adapter: Adapter, task: Task | None = None) -> dict[str, Any]:
+def adapter_arguments(adapter: Adapter, task: Task | None = None, model_type: str = "") -> dict[str, Any]:
     """Return the keyword arguments of peft's config class, and `peft_type`."""
     if isinstance(adapter, OwnAdapter):
         return dict(json.loads(adapter.arguments))
@@ -70,6 +75,8 @@ def adapter_arguments(adapter: Adapter, task: Task | None = None) -> dict[str, A
         arguments["target_modules"] = list(ATTENTION_MODULES) if targets == "attention" else "all-linear"
     if targets == "all-linear+experts":
         arguments["target_parameters"] = list(EXPERT_PARAMETERS)
+    if peft_type == "LORA" and model_type in MAMBA_TYPES:
+        arguments["exclude_modules"] = list(READ_BY_MAMBA)
     arguments |= further
     if task in _TASK_TYPES:
         arguments["task_type"] = _TASK_TYPES[task]

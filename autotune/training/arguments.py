@@ -72,7 +72,7 @@ def training_plan(config: TrainConfig, workload: Workload, hardware: Hardware) -
         tuned={"seed": workload.seed, **workload.fixed_arguments, **_tuned(config, workload, hardware)},
         harness=harness,
         model=_model(config, workload),
-        adapter=adapter_arguments(config.adapter, workload.task) if config.adapter else None,
+        adapter=adapter_arguments(config.adapter, workload.task, workload.model.model_type) if config.adapter else None,
         quantization=packed,
     )
 

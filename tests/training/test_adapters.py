@@ -22,7 +22,8 @@ def build(name, kind, **fields):
     adapter, model = ADAPTERS[kind](**fields), optimizer_steps.build(name)
     torch.manual_seed(0)
     config = TrainConfig(per_device_train_batch_size=2, adapter=adapter)
-    return adapter, prepare_model(model, adapter_arguments(adapter, CASES[name][1]), config)
+    model_type, task, _ = CASES[name]
+    return adapter, prepare_model(model, adapter_arguments(adapter, task, model_type), config)
 
 
 def seen_adapter(model, adapter):
@@ -39,6 +40,7 @@ T5 = "T5 with a deeper decoder"  # of which prefixes count the layers
     [
         *(("Llama", kind) for kind in ADAPTERS if kind != "bitfit"),
         *((T5, kind) for kind in ("lora", "prefix")),
+        ("Mamba", "lora"),
         *(pytest.param(T5, kind, marks=pytest.mark.slow) for kind in ("ia3", "prompt")),
         *(pytest.param("BERT classifier", kind, marks=pytest.mark.slow) for kind in ("lora", "prompt")),
         ("BERT classifier", "bitfit"),
