@@ -34,8 +34,8 @@ _FP32: dict[Device, frozenset[str]] = {
     "cuda": frozenset(
         {
             "acos", "asin", "cosh", "cumprod", "cumsum", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2",
-            "reciprocal", "rsqrt", "sinh", "tan", "pow", "__pow__", "prod", "softplus", "layer_norm", "group_norm",
-            "nll_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "kl_div", "logsumexp",
+            "reciprocal", "rsqrt", "sinh", "square", "tan", "pow", "__pow__", "prod", "softplus", "layer_norm",
+            "group_norm", "nll_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "kl_div", "logsumexp",
             "binary_cross_entropy_with_logits", "cosine_similarity", "interpolate", "rms_norm",
         }
     ),

@@ -78,6 +78,7 @@ AUTOCAST = {
     "group norm": (lambda x, h: functional.group_norm(h, 2), BF16, FP32),
     "exp": (lambda x, h: h.exp(), BF16, FP32),
     "power": (lambda x, h: h**2, BF16, FP32),
+    "square": (lambda x, h: h.square(), BF16, FP32),
     "rsqrt": (lambda x, h: h.rsqrt(), BF16, FP32),
     "norm": (lambda x, h: h.norm(), BF16, FP32),
     "logsumexp": (lambda x, h: h.logsumexp(-1), BF16, FP32),
