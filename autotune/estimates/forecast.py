@@ -15,6 +15,7 @@ import logging
 import math
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
     from autotune.cost.own_training import OwnTraining
 
 TRACING = "autotune.estimates.forecast:run_trace"
+
+# Building and tracing set what all threads share: torch's default type, transformers' tables of functions.
+_ONE_THREAD = threading.Lock()
 
 
 class Profiles(Mapping[Family, Profile]):
@@ -86,7 +90,7 @@ class Profiles(Mapping[Family, Profile]):
 
             model, shape = self._workload.model, shape_of(self._workload)
             try:
-                with _muted("transformers", "bitsandbytes", "torch._subclasses.fake_tensor"):
+                with _ONE_THREAD, _muted("transformers", "bitsandbytes", "torch._subclasses.fake_tensor"):
                     found = profiler.profile(
                         model, family, shape, parameters=self._parameters, known=self._shallow, own=self._own
                     )
@@ -218,7 +222,8 @@ class Question:
 
     @classmethod
     def of(cls, options: EstimateOptions, workload: Workload) -> "Question":
-        facts = describe(workload.model, workload.task, workload.recipe)
+        with _ONE_THREAD:
+            facts = describe(workload.model, workload.task, workload.recipe)
         return cls(options, workload, facts, Profiles(workload, facts.parameters))
 
     @property

@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -122,7 +123,7 @@ def test_changes_that_weights_and_states_alone_rule_out_are_not_traced(estimated
     assert {family.quantization for family in asked[1:]} == {"nf4"}
 
 
-def test_configurations_that_can_not_be_traced_are_left_out_with_the_reason(estimated, monkeypatch):
+def test_configurations_that_can_not_be_traced_are_left_out_with_the_reason(estimated, monkeypatch, tmp_path):
     reason = "the adapter can't be put on"
 
     def without_adapters(spec, family, shape, **options):
@@ -130,6 +131,7 @@ def test_configurations_that_can_not_be_traced_are_left_out_with_the_reason(esti
             raise InputError(reason)
         return traced_once.profile(spec, family, shape, **options)
 
+    monkeypatch.setenv("AUTOTUNE_HOME", str(tmp_path))  # where no trace is stored
     monkeypatch.setattr("autotune.cost.profiler.profile", without_adapters)
     found = estimated(model="llama-2-7b", gpu="rtx-3080", fix={"micro-batch": "1"})
     assert found.would_fit.startswith("no change that was tried makes it fit")
@@ -273,6 +275,20 @@ def test_inductors_programs_are_traced_where_that_is_asked_for_and_then_known_ev
     assert compiled not in Profiles(make_workload(), 10)
     assert compiled in Profiles(make_workload(), 10, compiles=True)
     assert compiled in Profiles(make_workload(), 10)
+
+
+def test_threads_trace_one_after_the_other(tracing):
+    inside = []
+
+    def trace(family):
+        inside.append(family)
+        time.sleep(0.05)
+        assert inside == [family]
+        return make_profile(inside.pop())
+
+    tracing(trace)
+    with ThreadPoolExecutor() as pool:
+        assert all(pool.map(lambda family: family in Profiles(make_workload(), 10), FAMILIES))
 
 
 def test_a_reason_is_not_stored(tracing):
