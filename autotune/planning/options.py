@@ -168,7 +168,7 @@ class EstimateOptions(WorkloadOptions):
     devices: PositiveInt = option(PLACES, "Devices that share the training.", 1, le=LARGEST_BATCH)
     nodes: PositiveInt | None = option(PLACES, "Machines that --devices are on [of 8 each].")
     # 10^9 bytes/s, one way
-    network_gb_s: float | None = option(PLACES, "GB/s of a node to others [25 a device].", gt=0)
+    network_gb_s: float | None = option(PLACES, "GB/s of a node to others [25 a device].", gt=0, allow_inf_nan=False)
     host_memory_bytes: Bytes | None = option(PLACES, "Host memory of a node [this machine's].", alias="host_memory")
     allow: Allowance | None = option(CHANGES, "What a ranking may change, as of find [optimizer].")
     tokens: Count | None = option(MODEL, "Length of a run to cost, such as 20B or 300e9.")

@@ -107,7 +107,8 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config, where = _read_json(file), visible(str(file))
-    if quantization := config.get("quantization_config"):
+    parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]  # as the library looks
+    if quantization := next(filter(None, (part.get("quantization_config") for part in parts)), None):
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
         raise InputError(f"{where}: the weights are quantized already ({method}); name the model they were made from")
     code, model_type = config.get("auto_map") or {}, config.get("model_type")
@@ -144,7 +145,11 @@ def _read_json(file: Path) -> dict[str, Any]:
         # Infinity as transformers 4 wrote it becomes what transformers 5 writes, which is JSON.
         content = json.loads(text, parse_constant=lambda name: {"__float__": name})
     except FileNotFoundError:
-        raise InputError(f"{visible(str(file.parent))}: not the directory of a model, it has no config.json") from None
+        folder, adapter = visible(str(file.parent)), file.with_name("adapter_config.json")
+        if adapter != file and adapter.is_file():
+            base = visible(str(_read_json(adapter).get("base_model_name_or_path")))
+            raise InputError(f"{folder}: holds an adapter of the model {base}; name that model") from None
+        raise InputError(f"{folder}: not the directory of a model, it has no config.json") from None
     except OSError as error:
         raise InputError(f"{visible(str(file))}: can't be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:

@@ -110,17 +110,13 @@ def test_more_nodes_are_slower_and_said():
     assert "200 Gb/s a device (--network-gb-s)" in " ".join(two.notes)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_where_nothing_fits_the_nearest_is_said():
+    for options, words in (
         ({"host_memory_bytes": 1 << 10, "fix": "offload=optimizer"}, "of each node's memory it takes"),
         ({"memory_bytes": GIB}, r"nothing fits 4 devices: .* comes nearest"),
-    ],
-    ids=["host", "device"],
-)
-def test_where_nothing_fits_the_nearest_is_said(options, words):
-    with pytest.raises(NothingFitsError, match=words):
-        spread_over(**options)
+    ):
+        with pytest.raises(NothingFitsError, match=words):
+            spread_over(**options)
 
 
 @pytest.mark.slow
@@ -134,24 +130,12 @@ def test_if_nothing_fits_the_adapter_that_would_is_named_and_can_be_pasted():
     assert found[2] in {row.way for row in again.rows if row.fits_at_all}
 
 
-def test_a_batch_that_is_too_small_for_all_ranks_is_a_reason():
+def test_a_batch_that_is_too_small_for_all_ranks_is_a_reason_and_knobs_without_a_way_are_refused():
+    with pytest.raises(InputError, match="the knobs given contradict each other"):
+        spread_over(fix="tensor-parallel=3")
     found = spread_over(global_batch=2)
     assert "ddp" in found.refused["4 devices don't share a global batch of 2"]
     assert "TP 4" in {row.way for row in found.rows}
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"nodes": 3}, "--nodes 3: does not divide the 4 devices"),
-        ({"nodes": 2, "devices": 1}, "--nodes 2: is of several devices"),
-        ({"gpu": "all"}, "--devices 4: they are of one kind"),
-        ({"fix": "tensor-parallel=3"}, "the knobs given contradict each other"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(options, words):
-    with pytest.raises(InputError, match=words):
-        spread_over(**options)
 
 
 @pytest.mark.slow
@@ -184,19 +168,15 @@ def test_degrees_multiply_to_the_devices_and_no_way_comes_twice():
     assert {(w.sharding, w.offload) for w in found if w.offload != "none"} >= {("zero_2", "optimizer")}
 
 
-@pytest.mark.parametrize(
-    ("options", "degrees"),
-    [
+def test_tensor_parallel_stays_inside_a_node_and_divides_the_heads():
+    for options, degrees in (
         ({}, {1, 2, 4, 8}),  # inside a node, dividing the heads
         ({"per_node": 2}, {1, 2}),
         ({"facts": make_facts(layers=12, tensor_parallel_heads=6)}, {1, 2}),
-        ({"facts": make_facts(layers=12)}, {1}),
+        ({"facts": make_facts(layers=12)}, {1}),  # its class has no plan
         ({"tensor_parallel": 4}, {4}),
-    ],
-    ids=["node", "small node", "six heads", "no plan", "given"],
-)
-def test_tensor_parallel_stays_inside_a_node_and_divides_the_heads(options, degrees):
-    assert {way.tensor_parallel for way in ways_of(**options)} == degrees
+    ):
+        assert {way.tensor_parallel for way in ways_of(**options)} == degrees
 
 
 def test_fsdp_may_keep_a_replica_on_each_node_or_as_many_as_are_given():

@@ -33,6 +33,10 @@ REFUSED = {
     "lengths of images": ({"model": "vit-base"}, "--seq-len 128: the task image-classification has images alone"),
     "an evaluation of a recipe": ({"recipe": "dpo", "eval_batch": 8, "seq_len": None}, "dpo isn't predicted"),
     "what is alive of many": ({"explain": True, "devices": 2, "fix": {"optim": "sgd"}}, "--explain: is of one"),
+    "nodes that don't divide": ({"devices": 4, "nodes": 3}, "--nodes 3: does not divide the 4 devices"),
+    "nodes of one device": ({"nodes": 2}, "--nodes 2: is of several devices"),
+    "several devices of all": ({"gpu": "all", "devices": 4}, "--devices 4: they are of one kind"),
+    "an endless network": ({"network_gb_s": float("inf")}, "--network-gb-s inf: expected a finite number"),
     "a network of one node": ({"devices": 8, "network_gb_s": 1.0}, "--network-gb-s 1.0: is of several nodes"),
     "a host that nothing uses": ({"host_memory_bytes": GIB}, "--host-memory: is of several devices, or of a"),
     "a CPU's memory twice": (

@@ -184,13 +184,6 @@ def test_a_name_that_can_be_no_hub_id_is_refused_on_one_line(reference):
     assert len(str(refusal.value)) < 500
 
 
-@pytest.mark.usefixtures("hub")
-def test_offline_means_that_the_hub_is_not_asked(monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UnknownModelError, match="not cached, and HF_HUB_OFFLINE is set"):
-        resolve("some/llama")
-
-
 @pytest.mark.usefixtures("no_network")
 def test_a_cached_hub_id_needs_no_network(hub_cache):
     repository = hub_cache / "models--some--llama"
@@ -212,7 +205,11 @@ def test_a_cached_hub_id_needs_no_network(hub_cache):
         ("some/weights", InputError, "has no config.json"),
     ],
 )
-def test_a_hub_id_is_fetched_and_the_hubs_refusals_are_told_apart(reference, error, words):
+def test_a_hub_id_is_fetched_unless_offline_and_the_hubs_refusals_are_told_apart(reference, error, words, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UnknownModelError, match="not cached, and HF_HUB_OFFLINE is set"):
+        resolve("some/llama")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with pytest.raises(error, match=words):
         resolve(reference)
     spec = resolve("some/llama")
@@ -280,7 +277,8 @@ def test_mistral_with_layers_of_several_types_is_ministral(tmp_path):
         ({"model_type": "lama"}, "model type 'lama' is unknown to transformers .* \\(did you mean 'llama'"),
         ({"model_type": "llama", "hidden_size": "wide"}, "transformers refuses its config: .*hidden_size"),
         ({"model_type": "pop2piano", "is_encoder_decoder": True}, "no head that can be trained here"),
-        ({**TINY["llama"], "quantization_config": {"quant_method": "gptq"}}, "quantized already \\(gptq\\)"),
+        ({**TINY["llama"], "quantization_config": {"quant_method": "gptq"}}, "already \\(gptq\\)"),
+        ({"model_type": "gemma3", "text_config": {"quantization_config": {"quant_method": "x"}}}, "already \\(x\\)"),
     ],
 )  # fmt: skip
 def test_a_malformed_config_is_refused_on_one_line(tmp_path, config, words):
@@ -293,7 +291,10 @@ def test_a_malformed_config_is_refused_on_one_line(tmp_path, config, words):
 
 def test_a_path_that_is_no_models_directory_is_refused_with_the_remedy(tmp_path):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "gpt2"}')
     for reference, words in (
+        (tmp_path / "adapter", "holds an adapter of the model gpt2; name that model"),
         (write_model(tmp_path / "model", TINY["llama"]) / "config.json", "is a file; give the directory"),
         (tmp_path / "empty", r"not the directory of a model, it has no config\.json"),
         ("", "name is empty"),
