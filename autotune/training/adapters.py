@@ -23,8 +23,7 @@ ATTENTION_MODULES = (
     "out_lin", "qkv", "Wqkv",
 )  # fmt: skip
 
-# Types whose kernels read the weights of these layers themselves, so that peft (0.21) puts no LoRA on `out_proj`, and
-# one on the others would have no effect.
+# Types whose kernels read weights of layers themselves: peft refuses LoRA on `out_proj`, on the others it does nothing.
 MAMBA_TYPES = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 READ_BY_MAMBA = ("out_proj", "x_proj", "dt_proj")
 
