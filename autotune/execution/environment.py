@@ -268,7 +268,6 @@ def meet(device: str, *, timeout_s: float) -> None:
     torch.set_num_threads(int(os.environ[_THREADS]))  # a fork has the threads of its parent
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     kept = None if listener is None else int(listener)
-    # Nothing touches the device here: the memory guard has to see the memory of its context.
     backend = "gloo" if device == "cpu" else "cuda:nccl,cpu:gloo"
     store: Any
     if is_rehearsal():  # the others aren't there

@@ -152,7 +152,8 @@ class CudaGuard(MemoryGuard):
 
         super().__init__(budget_bytes)
         self._device, self._cuda = device, torch.cuda
-        self._used_before: int | None = None
+        # NCCL may make the context before this guard is entered: from torch 2.15 on with the process group.
+        self._used_before, self._anothers = cuda_used_bytes(device), own_used_bytes(device)
         self._known_rest: int | None = None  # once relaxed
         self._capped_rest = 0  # when the cap was set
         self._entered_rest = 0  # on entering: the context takes no less later on
@@ -160,11 +161,10 @@ class CudaGuard(MemoryGuard):
         self._is_listed = False  # whether the driver tells what this process takes
 
     def __enter__(self) -> Self:
-        self._used_before, anothers = cuda_used_bytes(self._device), own_used_bytes(self._device)
         self._cuda.set_device(self._device)
         self._make_context()
         # Seen from a container, a process of the host may have this one's number.
-        self._is_listed = anothers is None and bool(own_used_bytes(self._device))
+        self._is_listed = self._anothers is None and bool(own_used_bytes(self._device))
         self._seen_rest = self._entered_rest = self._capped_rest = self._rest() or 0
         room = self._budget_bytes - self._capped_rest
         self._cap(room - min(_RESERVE_BYTES, room // 16))

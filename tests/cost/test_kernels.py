@@ -88,26 +88,19 @@ def taken(compute, known: torch.Tensor, name: str) -> float:
     return on_cuda - on_cpu
 
 
-@pytest.mark.parametrize(
-    ("compute", "name", "taken_bytes"),
-    [
-        (lambda m: m @ m, "mm", WORKSPACE),
-        (lambda m: m[None] @ m[None], "bmm", WORKSPACE),
-        (lambda m: torch.addmm(m, m, m), "addmm", WORKSPACE),
-        (lambda m: torch.addmm(m[0], m, m), "addmm", 1 << 20),
-        (lambda m: torch.addmm(*[m.bfloat16()] * 3), "addmm", 1 << 20),
-    ],
-)
-def test_from_torch_2_15_on_products_give_their_workspaces_back(monkeypatch, compute, name, taken_bytes):
+def test_from_torch_2_15_on_a_product_takes_a_workspace_and_gives_it_back(monkeypatch, profile_of):
     """As torch 2.15.0 does on the stand-in for CUDA."""
     matrix = torch.empty(64, 64, device="meta", requires_grad=True)
-    for keeps, expected in ((True, 0), (False, taken_bytes)):
+    for keeps in (True, False):
         monkeypatch.setattr("autotune.cost.kernels.KEEPS_WORKSPACES", keeps)
-        assert taken(lambda: compute(matrix), matrix, name) == expected
-
-
-def test_from_torch_2_15_on_no_workspace_stays(monkeypatch, profile_of):
-    monkeypatch.setattr("autotune.cost.kernels.KEEPS_WORKSPACES", False)
+        for compute, name, workspace in (
+            (lambda: matrix @ matrix, "mm", WORKSPACE),
+            (lambda: matrix[None] @ matrix[None], "bmm", WORKSPACE),
+            (lambda: torch.addmm(matrix, matrix, matrix), "addmm", WORKSPACE),
+            (lambda: torch.addmm(matrix[0], matrix, matrix), "addmm", 1 << 20),
+            (lambda: torch.addmm(*[matrix.bfloat16()] * 3), "addmm", 1 << 20),
+        ):
+            assert taken(compute, matrix, name) == (0 if keeps else workspace)
     storages = profile_of("llama", device="cuda", dtype="float16", generation="hopper").storages
     assert storages.workspaces == ()
     assert 32 << 20 in storages.rows[:, 2]

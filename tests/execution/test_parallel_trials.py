@@ -92,16 +92,17 @@ for stage, what in ((1, "optimizer"), (2, "optimizer"), (3, "parameters")):
     sharding, seen = {"sharding": f"zero_{stage}"}, f"DeepSpeed ZeRO-{stage} over 2"
     WAYS[f"zero {stage}"] = (sharding, seen)
     WAYS[f"zero {stage} offload"] = ({**sharding, "offload": what}, f"{seen}, {what} offloaded to the host")
+CASES = [("llama", way) for way in WAYS] + [("t5", way) for way in ("ddp", "zero 1", "zero 2", "zero 3")]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_two_processes_train_as_one_does(ranks, alone, way):
+@pytest.mark.parametrize(("model", "way"), CASES)
+def test_two_processes_train_as_one_does(ranks, alone, model, way):
     if way.startswith("zero"):
         pytest.importorskip("deepspeed")
     spread, seen = WAYS[way]
-    result = completed(ranks(**spread))
+    result = completed(ranks(model, **spread))
     assert result.effects["parallelism"] == seen
-    assert result.curve.losses == pytest.approx(alone(), rel=1e-4)
+    assert result.curve.losses == pytest.approx(alone(model), rel=1e-4)
 
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp_full", "zero_2"])
@@ -169,14 +170,6 @@ def test_a_spread_that_is_refused_for_t5_would_indeed_fail(ranks, spread, why):
     outcome = ranks("t5", **spread).outcome
     assert not isinstance(outcome, Measurement)
     assert why in outcome.cause
-
-
-@pytest.mark.parametrize("sharding", ["none", "zero_1", "zero_2", "zero_3"])
-def test_t5_trains_as_it_does_alone(ranks, alone, sharding):
-    if sharding != "none":
-        pytest.importorskip("deepspeed")
-    result = completed(ranks("t5", sharding=sharding))
-    assert result.curve.losses == pytest.approx(alone("t5"), rel=1e-4)
 
 
 def test_a_spread_that_silently_becomes_ddp_is_no_result(tmp_path, tiny_llama):

@@ -20,5 +20,5 @@ def test_mistral_7b_takes_what_was_published_for_an_a100():
     if torch.cuda.mem_get_info()[1] < 79e9:
         pytest.skip("needs a device of 80 GB")
     options = ("--config", json.dumps(MISTRAL_7B), "--length", 4096, "--batch", 4)
-    found = json.loads(printed(Path(__file__).with_name("trainer_peak.py"), *options)[-1])
+    found = json.loads(printed(Path(__file__).parents[2] / "benchmarks/trainer_peak.py", *options)[-1])
     assert found["allocated_bytes"] / 1e9 == pytest.approx(72.4327, rel=5e-4)
