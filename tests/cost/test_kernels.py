@@ -5,13 +5,12 @@ import torch
 from tapes import live, tape_of
 
 from autotune.cost.attention import flash
-from autotune.cost.family import workspace_bytes
 from autotune.cost.kernels import GroupedMatmul, UpcastSoftmax, flash_attention_2, scratch_bytes
 from autotune.cost.tape import Recorder
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 64, 16
 ELEMENTS = BATCH * HEADS * LENGTH * WIDTH
-WORKSPACE = workspace_bytes("ampere")
+WORKSPACE = 8_519_680  # of cuBLAS, before Hopper
 
 
 def test_flash_attention_can_be_asked_for_while_it_is_let():
