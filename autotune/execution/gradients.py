@@ -137,6 +137,8 @@ def split_of_trainer(trainer: Any, *, normalizes: bool, lengths: Any, reorders: 
     `normalizes`: trials put `normalize_loss` on its model, which it has afterwards; `reorders`: they set the order of
     the samples, whose `lengths` may be None; `batch_coupled`: the model has routers or batch norm.
     """
+    if isinstance(getattr(trainer, "loss", None), Mapping):  # of sentence-transformers
+        return Split(unknown="each of its data sets has a loss of its own, and a batch is of one data set")
     try:
         whole, parts = _batches(trainer, lengths, reorders=reorders)
     except Exception as error:  # whatever the user's data raise

@@ -65,7 +65,7 @@ class Net(nn.Module):
         return self.layers(features)
 
 
-def trainer_of(loss, model=None, *, bf16=False, **attributes):
+def trainer_of(loss, /, model=None, *, bf16=False, **attributes):
     """A Trainer with a loss of its own; `loss` gets logits and labels."""
 
     class OwnTrainer(Trainer):
@@ -159,8 +159,8 @@ def test_a_models_own_loss_is_normalised_as_in_trials():
         (lambda logits, labels: 1 / 0, {}, "a step of 4 samples failed (ZeroDivisionError"),
         (lambda logits, labels: (logits * 0).sum(), {}, "all gradients are zero"),
         (lambda logits, labels: (logits * float("nan")).sum(), {}, "a gradient is not a number"),
-        # TRL's online Trainers make their batches later
-        (cross_entropy, {"data_collator": list}, "its batches have no rows that could be split"),
+        (cross_entropy, {"data_collator": list}, "its batches have no rows that could be split"),  # TRL's online ones
+        (cross_entropy, {"loss": {"pairs": nn.MSELoss()}}, "each of its data sets has a loss of its own"),
     ],
 )
 def test_an_unknown_split_is_told_with_the_reason(loss, fields, said):
