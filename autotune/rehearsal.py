@@ -243,4 +243,5 @@ def _lighter(plan: SearchPlan, model: CostModel | None, seen: Measurement) -> li
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[4]))
+    tempfile.tempdir = sys.argv[2]  # which the parent removes
     main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
