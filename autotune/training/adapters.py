@@ -24,8 +24,8 @@ ATTENTION_MODULES = (
 )  # fmt: skip
 
 # Types whose kernels read weights of layers themselves: peft refuses LoRA on `out_proj`, on the others it does nothing.
-MAMBA_TYPES = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
-READ_BY_MAMBA = ("out_proj", "x_proj", "dt_proj")
+_MAMBA_TYPES = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+_READ_BY_MAMBA = ("out_proj", "x_proj", "dt_proj")
 
 # Weights of all experts in one tensor, as transformers 5 has them.
 EXPERT_PARAMETERS = ("experts.gate_up_proj", "experts.down_proj")
@@ -74,8 +74,8 @@ def adapter_arguments(adapter: Adapter, task: Task | None = None, model_type: st
         arguments["target_modules"] = list(ATTENTION_MODULES) if targets == "attention" else "all-linear"
     if targets == "all-linear+experts":
         arguments["target_parameters"] = list(EXPERT_PARAMETERS)
-    if peft_type == "LORA" and model_type in MAMBA_TYPES:
-        arguments["exclude_modules"] = list(READ_BY_MAMBA)
+    if peft_type == "LORA" and model_type in _MAMBA_TYPES:
+        arguments["exclude_modules"] = list(_READ_BY_MAMBA)
     arguments |= further
     if task in _TASK_TYPES:
         arguments["task_type"] = _TASK_TYPES[task]

@@ -277,7 +277,7 @@ def test_mistral_with_layers_of_several_types_is_ministral(tmp_path):
         ({"model_type": "lama"}, "model type 'lama' is unknown to transformers .* \\(did you mean 'llama'"),
         ({"model_type": "llama", "hidden_size": "wide"}, "transformers refuses its config: .*hidden_size"),
         ({"model_type": "pop2piano", "is_encoder_decoder": True}, "no head that can be trained here"),
-        ({**TINY["llama"], "quantization_config": {"quant_method": "gptq"}}, "already \\(gptq\\)"),
+        ({**TINY["llama"], "quantization_config": {"quant_method": "gptq"}}, "quantized already \\(gptq\\)"),
         ({"model_type": "gemma3", "text_config": {"quantization_config": {"quant_method": "x"}}}, "already \\(x\\)"),
     ],
 )  # fmt: skip
