@@ -152,7 +152,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]  # transformers is
 
 def _dropout_spread(task: LossTask, trainer: Any) -> float | None:
     """Return how far dropout of eight seeds spreads the loss of the first step's samples; None: unknown."""
-    args, data = trainer.args, trainer.train_dataset
+    args, loader = trainer.args, trainer.callback_handler.train_dataloader
     if hasattr(trainer.model_wrapped, "_orig_mod"):  # it would be compiled again
         return None
     with randomness_off(trainer.model) as is_random:
@@ -161,9 +161,8 @@ def _dropout_spread(task: LossTask, trainer: Any) -> float | None:
     trainer.model.train()
     size = args.per_device_train_batch_size
     starts = range(0, size * args.gradient_accumulation_steps * own_rank().of, size)
-    collate = trainer._get_collator_with_removed_columns(trainer.data_collator)
     try:
-        made = [collate([data[i] for i in range(start, start + size)]) for start in starts]
+        made = [loader.collate_fn([loader.dataset[i] for i in range(start, start + size)]) for start in starts]
     except Exception:  # those of a stream are gone, and a loader of the user's own may make them otherwise
         return None
     batches = [trainer._prepare_inputs(batch) for batch in made]

@@ -140,10 +140,10 @@ def split_of_trainer(trainer: Any, *, normalizes: bool, lengths: Any, reorders: 
     if isinstance(getattr(trainer, "loss", None), Mapping):  # of sentence-transformers
         return Split(unknown="each of its data sets has a loss of its own, and a batch is of one data set")
     try:
-        whole, parts = _batches(trainer, lengths, reorders=reorders)
+        whole, splits = _batches(trainer, lengths, reorders=reorders)
     except Exception as error:  # whatever the user's data raise
         return Split(unknown=f"no batch of {_SAMPLES} samples could be made ({type(error).__name__}: {error})")
-    if parts is None:
+    if not splits:
         return Split(unknown="its batches have no rows that could be split")
     model, args = trainer.model, trainer.args
     if normalizes:
@@ -165,11 +165,15 @@ def split_of_trainer(trainer: Any, *, normalizes: bool, lengths: Any, reorders: 
                 trainer.training_step(model, dict(batch), count)
         return gradient_of(p for p in model.parameters() if p.requires_grad)
 
-    shapes = (f"1 micro-batch of {_SAMPLES}", f"{len(parts)} of {_SPLIT_SAMPLES}")
+    shapes = (f"1 micro-batch of {_SAMPLES}", f"{_SAMPLES // _SPLIT_SAMPLES} of {_SPLIT_SAMPLES}")
+    found = Split()
     try:
         with still(model):
-            one, other = gradient([whole]), gradient(parts)
-            return compared(one, lambda: gradient([whole], 1), other, shapes=shapes, rounding=rounding)
+            one = gradient([whole])
+            while splits and found == Split():
+                other = gradient(splits.pop(0))
+                found = compared(one, lambda: gradient([whole], 1), other, shapes=shapes, rounding=rounding)
+        return found
     except Exception as error:  # whatever the user's code raises
         if is_out_of_memory(error):
             return Split(unknown=f"{_SAMPLES} samples do not fit the memory")
@@ -178,8 +182,11 @@ def split_of_trainer(trainer: Any, *, normalizes: bool, lengths: Any, reorders: 
         model.zero_grad(set_to_none=True)
 
 
-def _batches(trainer: Any, lengths: Any, *, reorders: bool) -> tuple[Any, list[Any] | None]:
-    """Return a batch of a few samples, and the same samples in parts; None: it can't be split."""
+def _batches(trainer: Any, lengths: Any, *, reorders: bool) -> tuple[Any, list[list[Any]]]:
+    """Return a batch of a few samples, and the same samples in parts, in the two ways to split it, if it can be.
+
+    A loss that is divided by the boxes of a micro-batch is the same where both parts have as many.
+    """
     # The samples differ in length and aren't the longest. A batch is split by its rows, since a collator may draw at
     # random; one that has no rows (a packed one) is collated anew in parts, if the order of the samples can be set.
     samples, order = trainer.train_dataset, None
@@ -188,16 +195,16 @@ def _batches(trainer: Any, lengths: Any, *, reorders: bool) -> tuple[Any, list[A
         order = np.resize(order[:: max(1, len(samples) // _SAMPLES)][:_SAMPLES], _SAMPLES).astype(np.int64)
     whole = first_batch(trainer, samples if order is None else view(samples, order), _SAMPLES)
     if not isinstance(whole, Mapping):
-        return whole, None
-    slices = [slice(start, start + _SPLIT_SAMPLES) for start in range(0, _SAMPLES, _SPLIT_SAMPLES)]
-    rows = None
+        return whole, []
+    halves = (slice(0, _SPLIT_SAMPLES), slice(_SPLIT_SAMPLES, None)), (slice(0, None, 2), slice(1, None, 2))
+    rows = []
     if rows_of(whole, _SAMPLES) == _SAMPLES:
-        rows = [cut(whole, part) for part in slices]
+        rows = [[cut(whole, part) for part in half] for half in halves]
     if order is None:
         return whole, rows
-    parts = [first_batch(trainer, view(samples, order[part]), _SPLIT_SAMPLES) for part in slices]
+    parts = [[first_batch(trainer, view(samples, order[p]), _SPLIT_SAMPLES) for p in half] for half in halves]
     # A part with as many rows as the whole has another dimension first, of time for example.
-    return whole, rows if rows and rows_of(parts[0], _SPLIT_SAMPLES) == _SPLIT_SAMPLES else parts
+    return whole, rows if rows and rows_of(parts[0][0], _SPLIT_SAMPLES) == _SPLIT_SAMPLES else parts
 
 
 @dataclasses.dataclass

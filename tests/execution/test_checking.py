@@ -48,10 +48,21 @@ def test_an_evaluation_batch_that_the_limit_had_room_for_gives_way_too(bench, wi
     assert result.outcome.cause.startswith("while evaluating with a batch of 64: ")
 
 
-@pytest.mark.parametrize("data", [None, [{"x": torch.ones(1)}, {"x": torch.ones(2)}]], ids=["none", "ragged"])
-def test_the_spread_by_dropout_is_unknown_where_only_a_loader_of_ones_own_makes_batches(data, tmp_path):
-    trainer = Trainer(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), quiet_arguments(tmp_path), train_dataset=data)
-    assert checking._dropout_spread(LossTask(steps=1, pass_steps=1, seed=0), trainer) is None
+@pytest.mark.parametrize(
+    ("data", "is_known"),
+    [(None, False), ([{"x": torch.ones(1)}, {"x": torch.ones(2)}], False), ([{"x": torch.ones(2)}] * 2, True)],
+    ids=["none", "ragged", "a column that forward doesn't take"],
+)
+def test_the_spread_by_dropout_is_of_batches_as_the_loader_makes_them(data, is_known, tmp_path):
+    class Own(Trainer):
+        def compute_loss(self, model, inputs, **more):
+            return model(inputs["x"]).sum()
+
+    args = quiet_arguments(tmp_path, per_device_train_batch_size=2)
+    trainer = Own(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), args)
+    trainer.callback_handler.train_dataloader = SimpleNamespace(dataset=data, collate_fn=trainer.data_collator)
+    spread = checking._dropout_spread(LossTask(steps=1, pass_steps=1, seed=0), trainer)
+    assert spread > 0 if is_known else spread is None
 
 
 class Device:
