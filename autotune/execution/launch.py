@@ -26,6 +26,7 @@ from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from traceback import walk_tb
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -169,6 +170,7 @@ def launch_command(*arguments: str, python: str = sys.executable) -> list[str]:
 def _preload(device: str) -> bool:
     """Import what every trial needs; return whether this process may be forked."""
     import torch
+    from torch._dynamo.device_interface import CudaInterface
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # which stays where it is
@@ -177,7 +179,13 @@ def _preload(device: str) -> bool:
     def capability(device: object = None) -> tuple[int, int]:  # bitsandbytes asks, and torch would make a context
         return capability_of(nvml_handle("cuda:0"))
 
-    with patch.object(torch.cuda, "get_device_capability", capability):
+    def properties(device: object = None) -> SimpleNamespace:  # torchao has torch ask whether triton runs
+        return SimpleNamespace(major=capability()[0])
+
+    with (
+        patch.object(torch.cuda, "get_device_capability", capability),
+        patch.object(CudaInterface.Worker, "get_device_properties", properties),
+    ):
         importlib.import_module("transformers.trainer")
         # A trial that needs one of these reports why it can't be imported. Accelerate imports deepspeed in all trials.
         for module in ("peft", "bitsandbytes", *({"deepspeed"} & installed_versions().keys())):
