@@ -26,6 +26,7 @@ from autotune.execution.gradients import reported_split, split_of_loop, split_of
 from autotune.execution.runner import DESCRIBE_LIMIT_S
 from autotune.execution.user_code import CodeError, looked_at, own_values
 from autotune.execution.user_data import batch_size, collated_lengths, ends, first_batch, has_rows, lengths_of, view
+from autotune.training.adapters import own_adapter
 from autotune.training.arguments import SEARCHED_ARGUMENTS
 from autotune.training.baseline import check_arguments
 from autotune.training.build import describe, frozen_paths
@@ -176,7 +177,7 @@ class Training:
             held=held,
             barred=self._barred(),
             weights=self.weights,
-            adapter=user_code.adapter(self.model),
+            adapter=own_adapter(self.model),
             quantization=user_code.quantization(base),
             reorders=self.batches is None,
             pads=pads,

@@ -6,11 +6,10 @@ SFTConfig and HfArgumentParser, too), and again when a Trainer gets them, in cas
 Exception`` catches. `fitted` makes the model of the code a configuration's.
 """
 
-import dataclasses
 import functools
 import importlib
 import inspect
-import json
+import itertools
 import os
 import pickle
 import runpy
@@ -26,13 +25,14 @@ from unittest.mock import patch
 import torch
 from peft import PeftModel
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
 
 from autotune.errors import InputError, one_line
 from autotune.execution import environment
 from autotune.execution.outcome import is_out_of_memory
-from autotune.training.adapters import put_on
+from autotune.training.adapters import own_adapter, put_on
 from autotune.training.arguments import OWN_HARNESS, TrainingPlan
 from autotune.training.baseline import BY_EVALUATION
 from autotune.training.loss import base_model, normalize_loss
@@ -40,7 +40,7 @@ from autotune.training.random_weights import quantization_of, quantized_layers
 from autotune.value import read_unchanged
 from autotune.values.config import Quantization, TrainConfig
 from autotune.values.hardware import ALLOCATOR_VARIABLE
-from autotune.values.techniques import OwnAdapter, is_new_weight
+from autotune.values.techniques import is_new_weight
 from autotune.values.trial import Rendezvous
 from autotune.values.workload import ACCUMULATION, CODE_FILE, OwnCode, OwnStep
 
@@ -50,6 +50,9 @@ Found = TypeVar("Found")
 _OWN, _LAID = "_autotune_own", "_autotune_laid"
 # Arguments that stay the code's own until its Trainer gets them.
 _LAID_LAST = ("eval_strategy", "save_strategy", "load_best_model_at_end")
+
+# Optimizer steps before `Trainer.train` by which code is taken for a loop of its own, which might go on for hours.
+_MOST_STEPS = 20
 
 
 class _Reached(BaseException):
@@ -182,8 +185,16 @@ def run_until_training(code: OwnCode, data: Path, on_train: Callable[[Any, Calla
     original, ended = Trainer.train, "it ended"
     found: list[Found] = []
     failed: list[BaseException] = []
+    steps = itertools.count(1)
+
+    def step(*_: Any) -> None:
+        nonlocal ended
+        if next(steps) > _MOST_STEPS:
+            ended = f"it made {_MOST_STEPS} optimizer steps"
+            raise _Reached
 
     def train(trainer: Any, *args: Any, **kwargs: Any) -> None:
+        by_itself.remove()
         if not found and not failed:
             try:
                 with patch.object(Trainer, "train", original):
@@ -199,6 +210,7 @@ def run_until_training(code: OwnCode, data: Path, on_train: Callable[[Any, Calla
         with suppress(_Reached), ExitStack() as patches:
             patches.enter_context(patch.object(Trainer, "train", train))
             patches.enter_context(_own_environment())
+            by_itself = patches.enter_context(register_optimizer_step_pre_hook(step))
             if torch.distributed.is_initialized():  # the ranks have met, and stay together when the code has ended
                 for name in ("init_process_group", "destroy_process_group"):
                     patches.enter_context(patch.object(torch.distributed, name, lambda *args, **kwargs: None))
@@ -323,29 +335,6 @@ def quantization(base: Any) -> Quantization | None:
     return cast(Quantization, quantization_of(found[0][1])) if found else None
 
 
-def adapter(model: Any) -> OwnAdapter | None:
-    """Return the one adapter of a model; None: there are none or several, or JSON can't hold it."""
-    configs = list((getattr(model, "peft_config", None) or {}).values())
-    if len(configs) != 1:
-        return None
-
-    def plain(config: Any, name: str) -> Any:
-        value = getattr(config, name, None)
-        return sorted(value) if isinstance(value, set) else getattr(value, "value", value)  # of an enumeration's member
-
-    names = {field.name for field in dataclasses.fields(configs[0]) if field.init} - {
-        # Where an adapter came from, and how its values begin.
-        "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode", "init_lora_weights",
-        "init_weights", "loftq_config", "peft_type", "peft_version", "revision",
-    }  # fmt: skip
-    try:
-        usual, given = type(configs[0])(), {name: plain(configs[0], name) for name in ("peft_type", *sorted(names))}
-        told = {n: value for n, value in given.items() if n == "peft_type" or value != plain(usual, n)}
-        return OwnAdapter(arguments=json.dumps(told))
-    except (TypeError, ValueError):  # no JSON, or an adapter that has no defaults (AdaLoRA)
-        return None
-
-
 def checkpointing(base: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments for checkpointing that code has switched on without them; empty: there is none."""
     names = [name for name in ("activation_checkpointing", "gradient_checkpointing") if name in arguments]
@@ -359,7 +348,7 @@ def checkpointing(base: Any, arguments: dict[str, Any]) -> dict[str, Any]:
 def not_traced(model: Any, base: Any) -> str | None:
     """Return why a trace would be of another model; None: it would be of this one."""
     has_adapter, packs = hasattr(model, "peft_config"), is_packed(base)
-    if has_adapter and adapter(model) is None:
+    if has_adapter and own_adapter(model) is None:
         return "the model has several adapters, or one that can't be written down"
     if has_adapter and any(p.requires_grad for p in _without_adapter(model)):
         return "weights are trained beside those of the adapter"

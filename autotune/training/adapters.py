@@ -5,6 +5,7 @@ have, is named :data:`BITFIT` there. Trials and trainings with the answer both u
 `execution.user_code.fitted` for a user's own code, so that they train the same model.
 """
 
+import dataclasses
 import json
 import warnings
 from typing import Any
@@ -174,3 +175,26 @@ def peft_config(adapter: dict[str, Any]) -> Any | None:
     import peft
 
     return peft.get_peft_config({"peft_type": "LORA", **adapter})
+
+
+def own_adapter(model: Any) -> OwnAdapter | None:
+    """Return the one adapter of a model; None: there are none or several, or JSON can't hold it."""
+    configs = list((getattr(model, "peft_config", None) or {}).values())
+    if len(configs) != 1:
+        return None
+
+    def plain(config: Any, name: str) -> Any:
+        value = getattr(config, name, None)
+        return sorted(value) if isinstance(value, set) else getattr(value, "value", value)  # of an enumeration's member
+
+    names = {field.name for field in dataclasses.fields(configs[0]) if field.init} - {
+        # Where an adapter came from, and how its values begin.
+        "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode", "init_lora_weights",
+        "init_weights", "loftq_config", "peft_type", "peft_version", "revision",
+    }  # fmt: skip
+    try:
+        usual, given = type(configs[0])(), {name: plain(configs[0], name) for name in ("peft_type", *sorted(names))}
+        told = {n: value for n, value in given.items() if n == "peft_type" or value != plain(usual, n)}
+        return OwnAdapter(arguments=json.dumps(told))
+    except (TypeError, ValueError):  # no JSON, or an adapter that has no defaults (AdaLoRA)
+        return None

@@ -393,6 +393,7 @@ FAILING = {
     "print('no training here')": "it ended without having called Trainer.train",
     "raise SystemExit(3)": "it ended with exit code 3 without having called",
     "raise SystemExit('no texts')": "it ended: no texts, without having called",
+    "import torch\nwhile True: torch.optim.SGD([torch.ones(1)]).step()": "it made 20 optimizer steps without having",
     "raise SystemExit(2)": r"options that it lacks or doesn't know \(those of autotune stand before --\), with",
     "import os; os._exit(7)": "ended with exit code 7 before it trained",
     "1 / 0": "failed before it trained: ZeroDivisionError: division by zero",

@@ -16,7 +16,7 @@ from autotune.cost.family import family_of
 from autotune.errors import InputError
 from autotune.execution import user_code
 from autotune.execution.user_code import CodeError, changed_arguments, harness, overlaid, own_values, run_until_training
-from autotune.training.adapters import adapter_arguments, put_on
+from autotune.training.adapters import adapter_arguments, own_adapter, put_on
 from autotune.training.arguments import training_plan
 from autotune.training.baseline import UserArguments, baseline_config
 from autotune.training.loss import base_model
@@ -245,7 +245,7 @@ def test_checkpointing_that_the_code_has_switched_on_is_its_baselines_and_goes_w
 def test_a_model_whose_adapter_json_can_not_hold_is_not_traced(llama):
     config = AdaLoraConfig(init_r=6, target_r=4, total_step=100, target_modules="all-linear")
     without_defaults = get_peft_model(LlamaForCausalLM(llama.config), config)
-    assert user_code.adapter(without_defaults) is None
+    assert own_adapter(without_defaults) is None
     assert user_code.not_traced(without_defaults, llama) is not None
     model = get_peft_model(llama, LoraConfig(r=4, target_modules="all-linear"))
     next(p for n, p in model.named_parameters() if "norm" in n).requires_grad_(True)
@@ -261,7 +261,7 @@ def test_an_adapter_of_the_codes_own_is_told_so_that_it_can_be_put_on_again(llam
     model = get_peft_model(llama, config)
     assert user_code.not_traced(model, llama) is None
     assert user_code.counts_of(model) == {**before, "frozen_parameters": before["parameters"]}
-    code = CODE.model_copy(update={"adapter": user_code.adapter(model)})
+    code = CODE.model_copy(update={"adapter": own_adapter(model)})
     again = put_on(LlamaForCausalLM(llama.config), adapter_arguments(family(code).adapter))
     shapes = [{n: p.shape for n, p in m.named_parameters() if p.requires_grad} for m in (model, again)]
     assert shapes[0] == shapes[1]
