@@ -107,9 +107,6 @@ def test_a_replay_within_less_memory_finds_the_best_that_fits(space_table, tmp_p
     assert result.best.config == max(fitting, key=lambda p: p.samples_per_second).config
 
 
-# Tables
-
-
 @pytest.fixture
 def rows() -> Table:
     """Three points: two of them measured twice, one of which ran out of memory."""

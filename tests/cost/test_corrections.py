@@ -144,9 +144,6 @@ def test_each_training_on_several_devices_is_unsure_by_itself():
     assert deviations[0] < 0.27 < deviations[1]
 
 
-# The process over configurations
-
-
 def features(micro_batch: int = 8, **config):
     return time_features(make_config(micro_batch, **config))
 

@@ -130,9 +130,6 @@ def test_kept_logits_grow_in_new_blocks_and_are_twice_there_while_they_are_joine
     assert evaluated(4, 6, outputs=32).evaluation == evaluated(1, 6, outputs=32).evaluation
 
 
-# The allocator
-
-
 @pytest.mark.parametrize(("asked", "given"), [(0, 512), (1, 512), (512, 512), (513, 1024), (MIB + 1, MIB + 512)])
 def test_sizes_are_rounded_up_to_512_bytes(asked, given):
     allocator = CachingAllocator()

@@ -243,9 +243,6 @@ def test_a_study_that_minimises_is_refused_where_configurations_are_asked_for():
         study.sampler.suggest(study.ask())
 
 
-# Beside `autotune find`
-
-
 @pytest.mark.parametrize(
     ("seed", "most", "is_guided", "share"),
     [(2, 15, False, 0.8), *(pytest.param(seed, None, True, 0.9, marks=pytest.mark.slow) for seed in (0, 1))],

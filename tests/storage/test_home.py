@@ -71,9 +71,6 @@ def test_a_user_without_a_home_directory_is_told_what_to_set(monkeypatch):
         home()
 
 
-# Observations
-
-
 def observation(*, key: str = "a", ratio: float = 1.0) -> Observation:
     return Observation(key=key, memory_features={}, memory={"device": ratio}, time_features={}, log_time=None)
 
@@ -100,9 +97,6 @@ def test_broken_observations_are_ignored_with_a_warning_and_replaced(own_home, c
     assert f"{path} is ignored" in caplog.text
     add_observations(make_hardware(), "llama", [observation(key="new")])
     assert [o.key for o in read_observations(make_hardware(), "llama")] == ["new"]
-
-
-# Traces
 
 
 @pytest.fixture

@@ -59,9 +59,6 @@ def padded(rows):
     return LENGTHS[rows[: len(rows) // 4 * 4]].reshape(-1, 4).max(axis=1).mean()
 
 
-# Packing
-
-
 def test_positions_are_those_within_the_sample():
     batch = positioned_batch(samples(3, 3))
     assert batch["position_ids"].tolist() == [[0, 1, 2], [0, 1, 2]]
@@ -104,9 +101,6 @@ def test_a_step_of_balanced_micro_batches_is_that_of_random_ones(accumulation, t
         for strategy in ("random", "batch_rebalance")
     )
     assert_same_step(random, balanced)
-
-
-# Orders
 
 
 @pytest.mark.parametrize("strategy", ["random", "sequential", "group_by_length", "batch_rebalance"])

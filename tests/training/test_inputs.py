@@ -46,8 +46,6 @@ def test_wav2vec2_hears_any_length_that_holds_a_hidden_span_and_a_transcript_lea
     assert all(0 < labels_of(frames) <= max(1, frames // 2) for frames in range(1, 500))
 
 
-# Texts with images
-
 TASK = Task.IMAGE_TEXT_TO_TEXT
 
 

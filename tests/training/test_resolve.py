@@ -74,9 +74,6 @@ def hub(monkeypatch, hub_cache):
     thread.join()
 
 
-# The catalogue
-
-
 # One of those that share their figures. Every tenth in each test run, all with `pytest -m "slow or not slow"`.
 ENTRIES = [
     pytest.param(entry, id=entry.id, marks=[pytest.mark.slow] if number % 10 else [])
@@ -127,9 +124,6 @@ def test_a_checkpoint_with_the_figures_of_another_has_its_own_name():
     base, chat = resolve("Qwen/Qwen1.5-4B"), resolve("qwen1.5-4b-chat")
     assert (chat.name, base.name) == ("Qwen/Qwen1.5-4B-Chat", "Qwen/Qwen1.5-4B")
     assert chat.config == base.config
-
-
-# From a name to a model
 
 
 @pytest.mark.parametrize(
@@ -216,9 +210,6 @@ def test_a_hub_id_is_fetched_unless_offline_and_the_hubs_refusals_are_told_apart
     assert (spec.source, spec.model_type, spec.config["hidden_size"]) == ("hub", "llama", 32)
 
 
-# Local directories
-
-
 @pytest.mark.parametrize(
     "name", ["plain", "two words", 'quote\'s "and" more', "[red]markup", "ünïcode-模型", "%s {x}", "-dash", "new\nline"]
 )
@@ -303,8 +294,6 @@ def test_a_path_that_is_no_models_directory_is_refused_with_the_remedy(tmp_path)
         with pytest.raises(InputError, match=words):
             resolve(str(reference))
 
-
-# Code that comes with a model
 
 OWN_CODE = """
 import torch

@@ -41,9 +41,6 @@ def refusal(dataset, task=Task.CAUSAL_LM, **fields):
     return str(caught.value)
 
 
-# The file
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -146,9 +143,6 @@ def test_images_and_recordings_are_not_read_from_files(task):
     assert said in refusal("a.parquet", task)
 
 
-# The columns
-
-
 @pytest.mark.parametrize(
     ("task", "row", "field", "length"),
     [
@@ -182,9 +176,6 @@ def test_a_target_column_counts_among_the_tokens_and_without_one_the_text_is_its
     assert (lengths.mean, lengths.mean_target) == means  # an end token each
     assert workload.model_copy(update={"lengths": lengths}).tokens_per_sample == sum(means)
     assert any("the target is the text itself" in note for note in notes) is is_own
-
-
-# The lengths
 
 
 def test_synthetic_data_need_no_preparation(tmp_path):
@@ -225,9 +216,6 @@ def test_lengths_that_are_missing_or_can_not_be_written_are_errors_of_the_run_di
     workload = workload_of(dataset=texts("a.jsonl", "one"))
     with pytest.raises(RunDirectoryError, match="can't be written"):
         prepare(workload, Path("a.jsonl/run"))
-
-
-# The tokenizer
 
 
 def word_tokenizer(directory, *words):
