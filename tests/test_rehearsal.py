@@ -15,6 +15,7 @@ from own_trainings import LLAMA_SCRIPT
 from running import printed, process, python, until, wait_for
 
 from autotune import rehearsal, rehearse
+from autotune.cost.kernels import KEEPS_WORKSPACES
 from autotune.errors import InputError, MachineError
 from autotune.estimates.report import Lever, Rehearsal
 from autotune.output.estimate_table import cards_table, rehearsal_table
@@ -195,10 +196,11 @@ def test_an_own_module_takes_what_it_takes_when_it_runs_alone(tmp_path):
     assert found.chance_to_fit > 0.99
     assert [*found.parts.phases] == ["setting up", "first step", "later steps", "saving", "evaluating"]
     assert found.peak.allocated_bytes == max(phase.allocated_bytes for phase in found.parts.phases.values())
-    assert {"first", "Net"} <= {row.module for row in found.parts.alive}
+    assert "Net" in {row.module for row in found.parts.alive}
     assert any("evaluating counts" in note for note in found.notes), "its arguments don't evaluate"
-    (workspace,) = (row for row in found.parts.alive if row.module and row.kind == "temporaries")
-    assert workspace.allocated_bytes == (8320 << 10) + (1 << 20)  # cuBLAS's and cuBLASLt's, by torch's defaults
+    kept = [(row.module, row.allocated_bytes) for row in found.parts.alive if row.module and row.kind == "temporaries"]
+    # cuBLAS's and cuBLASLt's, by torch's defaults
+    assert kept == [("first", (8320 << 10) + (1 << 20))] * KEEPS_WORKSPACES
     own = (
         "import sys, torch; from autotune.stand_in import host_values; host_values.install()\n"
         "sys.argv = ['train.py', '512', '4096', 'data']; exec(open('train.py').read())\n"
