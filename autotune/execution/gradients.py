@@ -183,10 +183,7 @@ def split_of_trainer(trainer: Any, *, normalizes: bool, lengths: Any, reorders: 
 
 
 def _batches(trainer: Any, lengths: Any, *, reorders: bool) -> tuple[Any, list[list[Any]]]:
-    """Return a batch of a few samples, and the same samples in parts, in the two ways to split it, if it can be.
-
-    A loss that is divided by the boxes of a micro-batch is the same where both parts have as many.
-    """
+    """Return a batch of a few samples, and the same split in two ways: both parts of one may have as many boxes."""
     # The samples differ in length and aren't the longest. A batch is split by its rows, since a collator may draw at
     # random; one that has no rows (a packed one) is collated anew in parts, if the order of the samples can be set.
     samples, order = trainer.train_dataset, None
@@ -197,9 +194,8 @@ def _batches(trainer: Any, lengths: Any, *, reorders: bool) -> tuple[Any, list[l
     if not isinstance(whole, Mapping):
         return whole, []
     halves = (slice(0, _SPLIT_SAMPLES), slice(_SPLIT_SAMPLES, None)), (slice(0, None, 2), slice(1, None, 2))
-    rows = []
-    if rows_of(whole, _SAMPLES) == _SAMPLES:
-        rows = [[cut(whole, part) for part in half] for half in halves]
+    has_rows = rows_of(whole, _SAMPLES) == _SAMPLES
+    rows = [[cut(whole, part) for part in half] for half in halves] if has_rows else []
     if order is None:
         return whole, rows
     parts = [[first_batch(trainer, view(samples, order[p]), _SPLIT_SAMPLES) for p in half] for half in halves]

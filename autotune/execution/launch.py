@@ -179,12 +179,10 @@ def _preload(device: str) -> bool:
     def capability(device: object = None) -> tuple[int, int]:  # bitsandbytes asks, and torch would make a context
         return capability_of(nvml_handle("cuda:0"))
 
-    def properties(device: object = None) -> SimpleNamespace:  # torchao has torch ask whether triton runs
-        return SimpleNamespace(major=capability()[0])
-
     with (
         patch.object(torch.cuda, "get_device_capability", capability),
-        patch.object(CudaInterface.Worker, "get_device_properties", properties),
+        # For torchao torch asks whether Triton runs on the device.
+        patch.object(CudaInterface.Worker, "get_device_properties", lambda *_: SimpleNamespace(major=capability()[0])),
     ):
         importlib.import_module("transformers.trainer")
         # A trial that needs one of these reports why it can't be imported. Accelerate imports deepspeed in all trials.
