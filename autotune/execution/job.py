@@ -18,9 +18,11 @@ import json
 import os
 import resource
 import selectors
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 import weakref
@@ -329,8 +331,12 @@ def marked(mark: str) -> list[int]:
     return [p.pid for p in running if (p.info["environ"] or {}).get(MARK_VARIABLE) == mark and p.pid != os.getpid()]
 
 
+def temporary_folder(mark: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"autotune-{mark}"
+
+
 def end_marked(mark: str) -> None:
-    """Kill every process that carries `mark`, and wait until they have ended, for `END_LIMIT_S` at most."""
+    """Kill every process that carries `mark`, wait for `END_LIMIT_S` at most, and remove their temporary files."""
     deadline, clean = time.monotonic() + END_LIMIT_S, 0
     # Looked at twice: a process has no environment while it becomes another program.
     while clean < 2 and time.monotonic() < deadline:
@@ -339,6 +345,7 @@ def end_marked(mark: str) -> None:
             _kill(pid)
         clean = 0 if left else clean + 1
         time.sleep(0.01)
+    shutil.rmtree(temporary_folder(mark), ignore_errors=True)
 
 
 def _kill(pid: int, number: int = signal.SIGKILL) -> None:

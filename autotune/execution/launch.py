@@ -50,8 +50,6 @@ FAULT_FILE = "fault.txt"  # why devices don't compute; empty: they do
 MARK_FILE = "processes.json"  # the mark that all processes of a search carry
 LOG_FILE = "launcher.log"
 
-_TEMPORARY = "AUTOTUNE_TEMPORARY"  # variable: the folder for temporary files of trials, some of which are killed
-
 LAUNCHER_START_S = 300.0  # importing torch and transformers from a cold disk, and trying a fork on the device
 
 
@@ -63,8 +61,8 @@ class Launcher:
         write_text(json.dumps({"mark": self._mark}) + "\n", run_directory / MARK_FILE)
         self._log_path = run_directory / LOG_FILE
         self._connection, other_end = Pipe()
-        self._temporary = tempfile.TemporaryDirectory(prefix="autotune-", ignore_cleanup_errors=True)
-        mark = {jobs.MARK_VARIABLE: self._mark, _TEMPORARY: self._temporary.name}
+        jobs.temporary_folder(self._mark).mkdir(mode=0o700)
+        mark = {jobs.MARK_VARIABLE: self._mark}
         with os.fdopen(open_own(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             self._process = subprocess.Popen(
                 launch_command("jobs", devices[0], str(other_end.fileno()), python=python),
@@ -111,7 +109,6 @@ class Launcher:
         self._process.wait()
         jobs.end_marked(self._mark)
         self._connection.close()
-        self._temporary.cleanup()
 
 
 def main() -> None:
@@ -174,7 +171,8 @@ def _preload(device: str) -> bool:
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # which stays where it is
-    os.environ["TMPDIR"] = tempfile.tempdir = os.environ[_TEMPORARY]
+    # Trials that are killed leave temporary files.
+    os.environ["TMPDIR"] = tempfile.tempdir = str(jobs.temporary_folder(os.environ[jobs.MARK_VARIABLE]))
 
     def capability(device: object = None) -> tuple[int, int]:  # bitsandbytes asks, and torch would make a context
         return capability_of(nvml_handle("cuda:0"))

@@ -86,7 +86,8 @@ def trial_directory(run_directory: Path, number: int) -> Path:
 
 def end_left_behind(run_directory: Path) -> None:
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # no search, or none that was killed
-        end_marked(str(json.loads((run_directory / MARK_FILE).read_text())["mark"]))
+        mark = bytes.fromhex(json.loads((run_directory / MARK_FILE).read_text())["mark"])
+        end_marked(mark.hex())  # digits alone, as it names a folder that is removed
 
 
 class _Running(NamedTuple):

@@ -15,6 +15,7 @@ from benches import Asked, is_running, left_behind, light_command
 from misbehaving import FLOOD_BYTES
 from running import printed
 
+from autotune.execution import job as jobs
 from autotune.execution.guard import CpuGuard
 from autotune.execution.job import HEAD_BYTES, MARK_VARIABLE, TAIL_BYTES, BoundedLog, end_marked, marked
 from autotune.execution.launch import _failure
@@ -63,7 +64,7 @@ def hindered(tmp_path_factory) -> Iterator[Asked]:
         asked = Asked(tmp_path_factory.mktemp("jobs"), "cuda:0")
     yield asked
     asked.launcher.end()
-    assert not Path(asked.launcher._temporary.name).exists()
+    assert not jobs.temporary_folder(asked.launcher._mark).exists()
 
 
 def log_of(directory: Path, name: str = "log.txt") -> str:
@@ -100,7 +101,7 @@ def test_a_child_removes_its_temporary_folders_at_its_end_and_none_of_the_launch
 def test_the_temporary_folders_of_a_killed_child_go_with_the_launcher(hindered):
     _, directory = hindered.run("misbehaving:be_killed_with_temporary_files")
     left = Path(json.loads((directory / "seen.json").read_text()))
-    assert left.parent == Path(hindered.launcher._temporary.name)
+    assert left.parent == jobs.temporary_folder(hindered.launcher._mark)
 
 
 def test_a_child_that_hangs_is_killed_at_its_time_limit(asked):
@@ -236,24 +237,20 @@ def mark() -> Iterator[str]:
     end_marked(made)
 
 
-def test_daemons_of_a_mark_are_ended_and_those_with_another_or_none_left_alone(mark):
+def test_daemons_of_a_mark_are_ended_not_those_with_another_or_none_nor_the_process_that_ends_them(mark):
     environments = ({}, {MARK_VARIABLE: mark + secrets.token_hex(8)}, {MARK_VARIABLE: mark})
     *others, daemon = (int(printed("-c", DAEMON, **environment)[0]) for environment in environments)
     try:
         while not marked(mark):  # it has no environment while it becomes another program
             assert is_running(daemon)
         assert marked(mark) == [daemon]
-        end_marked(mark)
+        code = f"from autotune.execution.job import end_marked; end_marked({mark!r}); print('alive')"
+        assert printed("-c", code, **{MARK_VARIABLE: mark}) == ["alive"]
         assert not is_running(daemon)
         assert all(map(is_running, others))
     finally:
         for pid in others:
             os.kill(pid, signal.SIGKILL)
-
-
-def test_a_process_never_ends_itself(mark):
-    code = f"from autotune.execution.job import end_marked; end_marked({mark!r}); print('alive')"
-    assert printed("-c", code, **{MARK_VARIABLE: mark}) == ["alive"]
 
 
 @pytest.mark.parametrize("how", ["is ending", "has ended"])

@@ -22,7 +22,7 @@ from running import process, wait_for
 
 from autotune.errors import InfrastructureError, RunDirectoryError
 from autotune.execution import runner as runner_module
-from autotune.execution.job import marked
+from autotune.execution.job import marked, temporary_folder
 from autotune.execution.launch import MARK_FILE, import_failure
 from autotune.execution.outcome import read_tail
 from autotune.execution.places import check_disk
@@ -165,7 +165,7 @@ with LocalRunner(run, detect("cpu"), entry="misbehaving:behave") as runner:
 """
 
 
-def test_a_search_ends_processes_that_a_killed_one_left_running(own_bench):
+def test_a_search_ends_and_removes_what_a_killed_one_left_behind(own_bench):
     run = own_bench.run_directory
     request = own_bench.request(workload=misbehaviour("hang_with_children"))
     (run / "asked.json").write_text(request.model_dump_json())
@@ -175,10 +175,12 @@ def test_a_search_ends_processes_that_a_killed_one_left_running(own_bench):
             time.sleep(0.05)
         search.kill()
     orphans = left_behind(left.parent)
+    folder = temporary_folder(json.loads((run / MARK_FILE).read_text())["mark"])
     assert all(map(is_running, orphans))  # what makes ending them necessary
+    assert folder.is_dir()
     with LocalRunner(run, detect("cpu")):
         assert not any(map(is_running, orphans))
-    assert marked_by(own_bench) == []
+    assert (marked_by(own_bench), folder.exists()) == ([], False)
 
 
 def test_a_library_that_cannot_be_imported_is_told_with_the_remedy(tmp_path, monkeypatch):
