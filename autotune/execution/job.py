@@ -331,7 +331,7 @@ def marked(mark: str) -> list[int]:
     return [p.pid for p in running if (p.info["environ"] or {}).get(MARK_VARIABLE) == mark and p.pid != os.getpid()]
 
 
-def temporary_folder(mark: str) -> Path:
+def temporary_folder(mark: str) -> Path:  # for files of trials, of which some are killed
     return Path(tempfile.gettempdir()) / f"autotune-{mark}"
 
 

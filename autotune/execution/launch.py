@@ -171,7 +171,6 @@ def _preload(device: str) -> bool:
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # which stays where it is
-    # Trials that are killed leave temporary files.
     os.environ["TMPDIR"] = tempfile.tempdir = str(jobs.temporary_folder(os.environ[jobs.MARK_VARIABLE]))
 
     def capability(device: object = None) -> tuple[int, int]:  # bitsandbytes asks, and torch would make a context
