@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 from pydantic import BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, ValidationInfo
 from pydantic.fields import FieldInfo
 
-from autotune.errors import InputError, first_complaint
+from autotune.errors import InputError, first_complaint, suggestion
 from autotune.space.knobs import fixed_values, fixed_words, in_words, knob_named
 from autotune.units import parse_count, parse_memory, parse_time_s
 from autotune.value import Value
@@ -75,6 +75,7 @@ def _fixed(value: object, info: ValidationInfo) -> object:
 
 
 Name = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
+Device = Annotated[str, BeforeValidator(str)]  # of a torch.device
 Bytes = Annotated[PositiveInt, _as_text(parse_memory)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), _as_text(parse_time_s)]
 Count = Annotated[float, Field(gt=0, allow_inf_nan=False), _as_text(parse_count)]
@@ -105,7 +106,7 @@ class WorkloadOptions(Value):
     generations: int | None = option(MODEL, "Completions of a prompt, grpo and rloo [8; 2].", ge=2, le=LARGEST_BATCH)
     revision: str | None = option(MODEL, "Revision of a hub id.")
     trust_remote_code: bool = option(MODEL, "Run the model's own code.", False)
-    device: str = option(PLACES, "Device of this machine: auto, cpu, cuda or cuda:N.", "auto")
+    device: Device = option(PLACES, "Device of this machine: auto, cpu, cuda or cuda:N.", "auto")
     memory_bytes: Bytes | None = option(LIMITS, "Device memory to stay within, such as 24GiB.", alias="memory")
 
 
@@ -131,7 +132,7 @@ class SearchOptions(WorkloadOptions):
     seed: int = option(MODEL, "Seed of weights, data and the search.", 42, ge=0, le=LARGEST_SEED)
     devices: Annotated[
         tuple[PositiveInt | Literal["all"], ...],
-        BeforeValidator(lambda value: _names([value] if isinstance(value, int) else value or ())),
+        BeforeValidator(lambda value: _names([value] if hasattr(value, "__index__") else value or ())),  # NumPy's too
     ] = option(PLACES, "Spread each training over so many; several, or all, to compare, the baseline's first [1].", ())
     nodes: PositiveInt | None = option(PLACES, "Machines of a Ray cluster that --devices are on [1].")
     workers: PositiveInt | None = option(PLACES, "Trials at once, each on a device or cores [1].")
@@ -224,15 +225,16 @@ def takes_options(kind: type[WorkloadOptions], only: Collection[str] = ()) -> Ca
                 )
                 words = f"{name}: {field.description}"
                 listed += textwrap.fill(words, 120, initial_indent=" " * 8, subsequent_indent=" " * 12) + "\n"
-        signature = own.replace(parameters=[*parameters.values()])
 
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
-            signature.bind(*arguments, **options)
+            if unknown := [name for name in options if name not in parameters]:
+                said = f"{function.__name__}() got an unexpected keyword argument {unknown[0]!r}"
+                raise TypeError(said + suggestion(unknown[0], parameters))
             return function(*arguments, **options)
 
         call.__doc__ = (function.__doc__ or "").replace("        **options: The options below.\n", listed)
-        call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__signature__ = own.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
         return cast(AnyFunction, call)
 
     return decorated

@@ -51,7 +51,8 @@ class UserTrainer(Subject):
         make_trainer: Callable[[], Any] | None = None,
         script: Sequence[str] | None = None,
     ) -> None:
-        script = shlex.split(script) if isinstance(script, str) else script
+        if script is not None:
+            script = shlex.split(script) if isinstance(script, str) else [str(word) for word in script]
         given = "script" if script is not None else "trainer" if trainer is not None else "make_trainer"
         for name, reason in DECIDED_BY_CODE.items():
             value = getattr(options, name)

@@ -42,9 +42,9 @@ DECIDED = {
 def test_options_that_the_code_decides_are_refused_whatever_their_value(name):
     with pytest.raises(InputError, match=f"{name}: can't be used with script: "):
         subject_of(SearchOptions(**{"model": "", name: DECIDED[name]}), script=SCRIPT)
-    assert UserTrainer(SearchOptions(model="", devices=2, workers=1), script=SCRIPT)
-    one_string = UserTrainer(SearchOptions(model=""), script=shlex.join(SCRIPT))
-    assert one_string.code == UserTrainer(SearchOptions(model=""), script=SCRIPT).code
+    code = UserTrainer(SearchOptions(model="", devices=2, workers=1), script=SCRIPT).code
+    for script in (shlex.join(SCRIPT), [SCRIPT[0], Path(SCRIPT[1])]):
+        assert UserTrainer(SearchOptions(model=""), script=script).code == code
     fleet = UserTrainer(SearchOptions(model="", devices=16, nodes=2, address="head:6379"), script=SCRIPT).options.fleet
     assert (fleet.engine, fleet.devices, fleet.nodes, fleet.workers) == ("ray", 16, 2, 1)
 
