@@ -130,7 +130,7 @@ def writing(where: str, kind: type[AutotuneError] = InputError) -> Iterator[None
 
 @contextlib.contextmanager
 def explaining_files() -> Iterator[None]:
-    """Turn an error of a file's name, which is too long or no text, or of a full disk into one for users."""
+    """Turn an error of a file's name, a full disk or a present folder that was removed into one for users."""
     try:
         yield
     except OSError as error:
@@ -139,6 +139,8 @@ def explaining_files() -> Iterator[None]:
             raise InfrastructureError(f"{where}the disk is full") from None
         if error.errno == errno.ENAMETOOLONG:
             raise InputError(f"{where}the name is too long") from None
+        if error.errno == errno.ENOENT and not error.filename:  # by os.getcwd
+            raise InputError("the present folder has been removed; change to one that is there") from None
         raise
     except ValueError as error:
         if "surrogates not allowed" not in str(error):  # Python's stand-ins for bytes that are no UTF-8

@@ -1,6 +1,8 @@
 """Errors: exit codes, suggestions, and what is wrong with a value in the user's words."""
 
+import contextlib
 import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -9,7 +11,7 @@ from pydantic_core.core_schema import ErrorType
 from torch import nn
 
 from autotune import errors
-from autotune.errors import AutotuneError, InputError, complaint, first_complaint, suggestion
+from autotune.errors import AutotuneError, InputError, complaint, explaining_files, first_complaint, suggestion
 from autotune.planning.options import SearchOptions, options_of
 from autotune.search.tuner import SearchInterrupted
 
@@ -35,6 +37,13 @@ def test_exit_codes_are_those_that_are_documented():
 )  # fmt: skip
 def test_the_nearest_names_are_suggested_as_they_are_written(word, said):
     assert suggestion(word, iter(["precision", "optim", "GPT-2", "adamw_8bit", "adamw_4bit"])) == said
+
+
+def test_a_present_folder_that_was_removed_is_told(tmp_path):
+    with contextlib.chdir(tmp_path):
+        tmp_path.rmdir()
+        with pytest.raises(InputError, match="the present folder has been removed"), explaining_files():
+            Path.cwd()
 
 
 def refused(**fields) -> ValidationError:
