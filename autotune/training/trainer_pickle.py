@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import io
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -77,6 +78,7 @@ def pickled(
                 return copyreg.__newobj__, (type(made),), state  # type: ignore[attr-defined]
             return super().reducer_override(obj)
 
+    cloudpickle.register_pickle_by_value(sys.modules["__main__"])  # `__mp_main__`, where multiprocessing has spawned it
     file = io.BytesIO()
     try:
         Pickler(file).dump(made)

@@ -1,8 +1,9 @@
 """A Trainer is taken apart and made anew with all that it was made of; what can't be handed over is named."""
 
 import pickle
+import sys
 import threading
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def make(tmp_path, **fields):
     return Distiller(Net(3), temperature=2.0, **{**given, **fields})
 
 
-def test_all_that_it_was_made_of_comes_back_and_trains_as_the_first_would(tmp_path):
+def test_all_that_it_was_made_of_comes_back_and_trains_as_the_first_would_and_secrets_are_not_handed_over(tmp_path):
     trainer = make(tmp_path)
     again = pickle.loads(pickled(maker_of(trainer), "trainer"))()  # as another process makes it
     assert again is not trainer
@@ -74,16 +75,21 @@ def test_all_that_it_was_made_of_comes_back_and_trains_as_the_first_would(tmp_pa
     assert losses[0] == losses[1]
     counts = [next(c.steps for c in t.callback_handler.callbacks if isinstance(c, Counting)) for t in (trainer, again)]
     assert counts == [3, 3]
-
-
-def test_a_trainer_that_has_trained_can_be_made_anew_too_and_secrets_are_not_handed_over(tmp_path):
-    trainer = make(tmp_path)
-    trainer.train()
-    content = pickled(maker_of(trainer), "trainer")
+    content = pickled(maker_of(trainer), "trainer")  # which has trained
     again = pickle.loads(content)()
     assert again.optimizer is None
     assert again.train().global_step == 3
     assert b"hf_0a1b2c" not in content
+
+
+def test_what_a_spawned_process_has_defined_is_handed_over_with_its_code(monkeypatch):
+    main = ModuleType("__mp_main__")
+    exec("def build():\n    return 7", vars(main))
+    with monkeypatch.context() as spawned:
+        for name in ("__main__", "__mp_main__"):
+            spawned.setitem(sys.modules, name, main)
+        content = pickled(main.build, "make_trainer: build")
+    assert pickle.loads(content)() == 7
 
 
 @pytest.mark.parametrize("part", ["train_dataset", "data_collator"])
