@@ -1,8 +1,6 @@
 """Errors: exit codes, suggestions, and what is wrong with a value in the user's words."""
 
-import contextlib
 import re
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -39,11 +37,11 @@ def test_the_nearest_names_are_suggested_as_they_are_written(word, said):
     assert suggestion(word, iter(["precision", "optim", "GPT-2", "adamw_8bit", "adamw_4bit"])) == said
 
 
-def test_a_present_folder_that_was_removed_is_told(tmp_path):
-    with contextlib.chdir(tmp_path):
-        tmp_path.rmdir()
-        with pytest.raises(InputError, match="the present folder has been removed"), explaining_files():
-            Path.cwd()
+def test_a_present_folder_that_was_removed_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(InputError, match="the present folder has been removed"), explaining_files():
+        tmp_path.cwd()
 
 
 def refused(**fields) -> ValidationError:

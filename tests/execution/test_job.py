@@ -84,18 +84,14 @@ def processes_of(directory: Path) -> dict:
         ("raise_an_error", 1, "ZeroDivisionError: planted"), ("no_such_function", 1, "AttributeError"),
     ],
 )  # fmt: skip
-def test_a_childs_end_is_told_by_exit_code_and_log(asked, name, returncode, logged):
+def test_a_childs_end_is_told_by_exit_code_and_log_and_removes_its_temporary_folders(asked, name, returncode, logged):
     ending, directory = asked.run(f"misbehaving:{name}")
     if name == "exit_from_a_library" and not asked.launcher.forkable:
         returncode, logged = 3, ""  # an interpreter's own way to end
-    assert (ending.returncodes, ending.timed_out) == ([returncode], False)
+    assert ending == Ending(returncodes=[returncode], failed_at=[None])
     assert logged in log_of(directory)
-
-
-def test_a_child_removes_its_temporary_folders_at_its_end_and_none_of_the_launchers(asked):
-    ending, directory = asked.run("misbehaving:print_and_end")
-    assert (ending, [path for path in directory.iterdir() if path.is_dir()]) == (WELL, [])
-    assert list(directory.parent.glob("*-launchers"))
+    assert not [path for path in directory.iterdir() if path.is_dir()]  # temporary ones, as the first two make
+    assert list(directory.parent.glob("*-launchers"))  # where that of the launcher stays
 
 
 def test_the_temporary_folders_of_a_killed_child_go_with_the_launcher(hindered):
