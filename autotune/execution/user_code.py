@@ -23,6 +23,7 @@ from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
 import torch
+from accelerate.state import AcceleratorState
 from peft import PeftModel
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -144,6 +145,9 @@ def overlaid(
         given = bound.arguments
         given["args"] = given.get("args") or TrainingArguments("tmp_trainer")  # which the Trainer would make
         lay(given["args"], is_last=True)
+        shared = AcceleratorState._shared_state  # of an Accelerator of the code's own, which has the code's precision
+        if "_mixed_precision" in shared and "bf16" in own_values(given["args"]):
+            shared["_mixed_precision"] = given["args"].mixed_precision
         if given.get("model") is not None:
             given["model"] = fit(given["model"])
         elif (init_model := given.get("model_init")) is not None:  # the Trainer reads its signature

@@ -34,14 +34,15 @@ def test_checkpointing_of_some_layers_is_barred_where_trl_switches_it_off_and_on
 
 
 @pytest.mark.parametrize(("module", "is_held"), [("sentence_transformers.base.trainer", False), ("train", True)])
-def test_an_optimizer_stays_where_the_code_chooses_it_and_not_where_a_library_adds_weights(module, is_held):
+def test_optimizer_and_precision_stay_where_the_code_chooses_them_and_not_a_library(module, is_held):
     kind = type("Mine", (Trainer,), {"get_optimizer_cls_and_kwargs": lambda *args: None})
     kind.get_optimizer_cls_and_kwargs.__module__ = module
     made = training(kind)
-    made.model = made.base = nn.Linear(1, 1)
+    made.model = made.base = made.trainer.model = nn.Linear(1, 1)
+    made.model._is_accelerate_prepared = is_held
     made.weights, made.batches = "float32", None
     made.trainer.optimizer = made.trainer.optimizer_cls_and_kwargs = made.trainer.data_collator = None
-    assert ("optim" in made._held()) is is_held
+    assert [knob in made._held() for knob in ("optim", "precision")] == [is_held] * 2
 
 
 @pytest.mark.parametrize("rows", [None, []])

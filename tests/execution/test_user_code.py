@@ -5,6 +5,7 @@ import dataclasses
 import cloudpickle
 import pytest
 import torch
+from accelerate import Accelerator
 from conftest import TINY_LLAMA
 from factories import make_config, make_facts, make_hardware, make_workload
 from own_trainings import MODULE, planted, script
@@ -84,8 +85,10 @@ def test_arguments_that_code_sets_later_are_laid_over_again_when_it_makes_its_tr
         args = Eager("out", use_cpu=True)
         args.gradient_accumulation_steps = 3
         assert args.per_device_train_batch_size == 32
+        Accelerator(mixed_precision="bf16")  # of the code's own, which gives its Trainer's another precision
         trainer = trainer_of(args)
-        assert (trainer.args.per_device_train_batch_size, trainer.args.mixed_precision) == (4, "no")
+        precision = trainer.accelerator.mixed_precision
+        assert (trainer.args.per_device_train_batch_size, trainer.args.mixed_precision, precision) == (4, "no", "no")
         assert trainer.args.gradient_accumulation_steps == 3
         assert changed_arguments(args) == []
         args.per_device_train_batch_size = 5
