@@ -30,6 +30,9 @@ HEADS = {
         (Task.IMAGE_TEXT_TO_TEXT, "ImageTextToText", "IMAGE_TEXT_TO_TEXT"),
     )
 }
+# Fields of config.json, and files beside it, that say that weights are packed, and by whom where they don't name it.
+_PACKED = {"quantization_config": "unknown", "quantization": "MLX"}
+_PACKED_FILES = {"quantize_config.json": "AutoGPTQ", "hf_quant_config.json": "ModelOpt"}
 USUAL_TASK: dict[Kind, Task] = {
     "decoder": Task.CAUSAL_LM,
     "encoder": Task.SEQUENCE_CLASSIFICATION,
@@ -108,9 +111,11 @@ def _described_by(file: Path, asked: dict[str, Any], *, name: str, source: Liter
 
     config, where = _read_json(file), visible(str(file))
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]  # as the library looks
-    if quantization := next(filter(None, (part.get("quantization_config") for part in parts)), None):
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
-        raise InputError(f"{where}: the weights are quantized already ({method}); name the model they were made from")
+    told = ((part.get(field), by) for part in parts for field, by in _PACKED.items())
+    methods = [found.get("quant_method", by) if isinstance(found, dict) else by for found, by in told if found]
+    methods += [by for beside, by in _PACKED_FILES.items() if file.with_name(beside).is_file()]
+    if methods:
+        raise InputError(f"{where}: the weights are quantized already ({methods[0]}); name the model they come from")
     code, model_type = config.get("auto_map") or {}, config.get("model_type")
     is_known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
     if not is_known and not (asked["trust_remote_code"] and "AutoConfig" in code):

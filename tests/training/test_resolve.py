@@ -269,6 +269,7 @@ def test_mistral_with_layers_of_several_types_is_ministral(tmp_path):
         ({"model_type": "llama", "hidden_size": "wide"}, "transformers refuses its config: .*hidden_size"),
         ({"model_type": "pop2piano", "is_encoder_decoder": True}, "no head that can be trained here"),
         ({**TINY["llama"], "quantization_config": {"quant_method": "gptq"}}, "quantized already \\(gptq\\)"),
+        ({**TINY["llama"], "quantization": {"bits": 4}}, "quantized already \\(MLX\\)"),
         ({"model_type": "gemma3", "text_config": {"quantization_config": {"quant_method": "x"}}}, "already \\(x\\)"),
     ],
 )  # fmt: skip
@@ -284,12 +285,15 @@ def test_a_path_that_is_no_models_directory_is_refused_with_the_remedy(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "gpt2"}')
+    for packed in ("quantize_config.json", "hf_quant_config.json"):
+        (write_model(tmp_path / packed[:2], TINY["llama"]) / packed).write_text("{}")
     for reference, words in (
+        (tmp_path / "qu", r"are quantized already \(AutoGPTQ\)"),
+        (tmp_path / "hf", r"are quantized already \(ModelOpt\)"),
         (tmp_path / "adapter", "holds an adapter of the model gpt2; name that model"),
         (write_model(tmp_path / "model", TINY["llama"]) / "config.json", "is a file; give the directory"),
         (tmp_path / "empty", r"not the directory of a model, it has no config\.json"),
-        ("", "name is empty"),
-        ("   ", "name is empty"),
+        *((unnamed, "name is empty") for unnamed in ("", "   ")),
     ):
         with pytest.raises(InputError, match=words):
             resolve(str(reference))
