@@ -173,11 +173,11 @@ def library_config(spec: ModelSpec) -> Any:
     try:
         if "AutoConfig" in remote_classes(spec):
             return AutoConfig.from_pretrained(location, revision=spec.revision, trust_remote_code=True)
+        text = json.dumps(spec.config)
+        for kernel in spec.missing_kernels:  # the library chooses another one
+            text = text.replace(f'"{kernel}"', "null")
         # Infinity and its kin are {"__float__": "Infinity"} since transformers 5.
-        figures = json.loads(
-            json.dumps(spec.config),
-            object_hook=lambda found: float(found["__float__"]) if found.keys() == {"__float__"} else found,
-        )
+        figures = json.loads(text, object_hook=lambda d: float(d["__float__"]) if d.keys() == {"__float__"} else d)
         figures.pop("model_type", None)  # the class has its own, which may be a narrower one
         if remote_classes(spec):
             figures["name_or_path"] = location  # where the library looks for the head's code
@@ -264,6 +264,8 @@ def head_notes(spec: ModelSpec, task: Task, recipe: str | None = None) -> list[s
     if senses := [word for part, word in others.items() if part in spec.config and is_text_alone]:
         text_alone = "the trials train on text alone, which takes less time and memory"
         notes.append(f"{' and '.join(senses)} are left out: {text_alone}")
+    for kernel, package in spec.missing_kernels.items():
+        notes.append(f"config.json's {kernel} needs the package {package}: another attention takes its place")
     return notes
 
 

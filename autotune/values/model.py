@@ -3,12 +3,14 @@
 `autotune.training.resolve` makes a :class:`ModelSpec` of a name, `autotune.training.facts` reads :class:`ModelFacts`.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, Literal
 
 from autotune.value import Value
+from autotune.values.hardware import installed_versions
 from autotune.values.techniques import HUB_EXPERTS
 
 
@@ -67,6 +69,12 @@ class ModelSpec(Value):
     def hub_kernels(self) -> tuple[str, ...]:
         """Repositories of kernels on the hub that the config names, which transformers fetches and runs."""
         return tuple(dict.fromkeys(_kernels_in(self.config)))
+
+    @property
+    def missing_kernels(self) -> dict[str, str]:
+        """Kernels of flash attention that the config names, with their packages, which aren't installed."""
+        told, installed = json.dumps(self.config), installed_versions()
+        return {name: p for name, p in FLASH_PACKAGES.items() if f'"{name}"' in told and p not in installed}
 
 
 def _kernels_in(value: Any, *, is_name: bool = False) -> Iterator[str]:

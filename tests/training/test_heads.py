@@ -5,7 +5,7 @@ from conftest import write_model
 from tiny_models import TINY, tiny
 
 from autotune.errors import InputError
-from autotune.training.build import build_config
+from autotune.training.build import build_config, describe
 from autotune.training.resolve import default_task, head_notes, resolve, tasks_for
 from autotune.values.model import UNTRAINED, Task
 
@@ -69,16 +69,19 @@ def test_ids_of_a_type_whose_config_has_no_vocabulary_are_those_of_its_character
     assert build_config(spec, Task.SEQUENCE_CLASSIFICATION).vocab_size == 0x110000
 
 
-def test_another_head_than_the_named_one_is_said(tmp_path):
+def test_another_head_or_attention_than_the_named_one_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("autotune.values.model.installed_versions", dict)
     named = tiny(tmp_path, "bert", architectures=["BertForMaskedLM"])
     (line,) = head_notes(named, Task.SEQUENCE_CLASSIFICATION)
     assert line.startswith("trained is BertForSequenceClassification (--task sequence-classification) in place of")
     (line,) = head_notes(named, Task.MASKED_LM)
     assert line == "the head is that of BertForMaskedLM in config.json: masked-lm (--task)"
-    llama = tiny(tmp_path, "llama", architectures=["LlamaForCausalLM"])
-    assert head_notes(llama, Task.CAUSAL_LM) == []
-    (line,) = head_notes(llama, Task.SEQUENCE_CLASSIFICATION, "reward")
+    llama = tiny(tmp_path, "llama", architectures=["LlamaForCausalLM"], _attn_implementation="flash_attention_2")
+    line, note = head_notes(llama, Task.SEQUENCE_CLASSIFICATION, "reward")
     assert line.startswith("trained is LlamaForSequenceClassification (--recipe reward) in place of")
+    assert [note] == head_notes(llama, Task.CAUSAL_LM)
+    assert note == "config.json's flash_attention_2 needs the package flash-attn: another attention takes its place"
+    assert describe(llama, Task.CAUSAL_LM).attn_implementations[0] == "sdpa"
     assert head_notes(tiny(tmp_path, "bert"), Task.MASKED_LM) == []
     assert head_notes(resolve("bert-base-uncased"), Task.SEQUENCE_CLASSIFICATION) == []
 
