@@ -28,7 +28,7 @@ from autotune.execution.user_code import CodeError, looked_at, own_values
 from autotune.execution.user_data import batch_size, collated_lengths, ends, first_batch, has_rows, lengths_of, view
 from autotune.training.adapters import own_adapter
 from autotune.training.arguments import SEARCHED_ARGUMENTS
-from autotune.training.baseline import check_arguments
+from autotune.training.baseline import PLACES_AND_SECRETS, check_arguments
 from autotune.training.build import describe, frozen_paths
 from autotune.training.facts import facts_of
 from autotune.training.inputs import fixed_frames
@@ -259,7 +259,6 @@ class Training:
         has_adapter = hasattr(self.model, "peft_config") or getattr(base, "_hf_peft_config_loaded", False)
         can_switch = getattr(base, "_can_set_attn_implementation", lambda: False)()
         loader = self.batches if self.overrides("get_train_dataloader") else None
-        is_prepared = getattr(trainer.model, "_is_accelerate_prepared", False)  # as the Trainer leaves it
         table: tuple[tuple[str, object, str | None], ...] = (  # the first reason that holds is told
             ("expandable_segments", allocator_settings() != _ALLOCATOR, "your code sets torch's allocator up itself"),
             ("packing", True, "your code puts its samples into batches"),
@@ -269,7 +268,7 @@ class Training:
             ("adapter", not self.is_of_library, f"{name} is no model of transformers"),
             ("adapter", own_optimizer, "your code hands the Trainer an optimizer, of the weights as they are"),
             ("precision", user_code.is_packed(base), "packed weights compute in what your code says"),
-            ("precision", is_prepared, "your code's own Accelerator prepares the model"),
+            ("precision", hasattr(trainer.model, "_is_accelerate_prepared"), "your Accelerator prepares the model"),
             ("precision", self.weights != "float32", f"the weights are {self.weights}, as your code makes them"),
             ("optim", hands_one, "your code hands the Trainer an optimizer"),
             ("optim", makes_one, makes_one),
@@ -334,9 +333,7 @@ class Training:
 
     def _fixed(self) -> dict[str, Any]:
         """Return the arguments that no search touches, where they differ from the defaults of TrainingArguments."""
-        # An answer repeats no places and no secrets.
-        places = {"output_dir", "logging_dir", "run_name", "hub_token", "push_to_hub_token"}
-        args, left_out = self.trainer.args, SEARCHED_ARGUMENTS | places
+        args, left_out = self.trainer.args, SEARCHED_ARGUMENTS | PLACES_AND_SECRETS
         usual = _written(TrainingArguments(output_dir=str(args.output_dir), use_cpu=args.use_cpu))
         told = {n: v for n, v in self.arguments.items() if n in usual and n not in left_out and v is not None}
         return {name: value for name, value in told.items() if value != usual[name]}

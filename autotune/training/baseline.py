@@ -60,8 +60,9 @@ _REFUSED = {
 BY_EVALUATION = ("reduce_lr_on_plateau", "greedy")
 # Arguments of TRL that a workload is made of.
 _COUNTS_OF_TRL = ("max_length", "num_generations", "max_completion_length", "steps_per_generation")
-# Names of places, and a secret that must not reach the run directory.
-_LEFT_OUT = frozenset({"output_dir", "logging_dir", "run_name", "overwrite_output_dir", "hub_token"})
+# Arguments that neither a run directory nor an answer repeats.
+_PLACES = {"output_dir", "logging_dir", "run_name", "overwrite_output_dir", "resume_from_checkpoint"}
+PLACES_AND_SECRETS = frozenset({*_PLACES, "hub_token", "push_to_hub_token"})
 
 # Settings of FSDP2 that a configuration has a field for, and all, as TrainingArguments have them by themselves.
 _FSDP_KEPT = {"reshard_after_forward": True, "cpu_offload": False, "activation_checkpointing": False}
@@ -130,7 +131,7 @@ def read_arguments(path: Path) -> UserArguments:
             raise InputError(f"{source}: {name}: expected a finite number, not {value}")
     decided = SEARCHED_ARGUMENTS | OF_TRL
     searched = {k: v for k, v in document.items() if k in decided}
-    ignored = decided | _LEFT_OUT | set(_REFUSED)
+    ignored = decided | PLACES_AND_SECRETS | set(_REFUSED)
     return UserArguments(searched, {k: v for k, v in document.items() if k not in ignored and v is not None}, source)
 
 

@@ -125,7 +125,7 @@ def measured(bench, workload, **fields):
 def net(bench, folder):
     """A module with a loss of its own in a subclass of Trainer, which evaluates, saves and logs at every step."""
     busy = ("--save_strategy", "steps", "--save_steps", "1", "--eval_strategy", "steps", "--eval_steps", "1")
-    code = script(folder, SCRIPT, *QUIET, "--learning_rate", "0.25", *busy)
+    code = script(folder, SCRIPT, *QUIET, "--learning_rate", "0.25", "--resume_from_checkpoint", "out", *busy)
     return described(bench, code.model_copy(update={"launched": {"bf16": True}}))
 
 
