@@ -224,7 +224,7 @@ class Training:
             if (rows := self.trainer.train_dataset) is None or (has_length(rows) and not len(rows)):
                 raise InputError(f"your {self.name} has no train_dataset, or an empty one: nothing to train on")
             return
-        made = batch_size(self.trainer.get_train_dataloader())
+        made = batch_size(self.trainer, self.trainer.get_train_dataloader())
         asked = self.arguments["per_device_train_batch_size"]
         if made is not None and made != asked:
             raise InputError(
@@ -244,8 +244,9 @@ class Training:
 
     def _has_own_loss(self) -> bool:
         where = vars(self.trainer).get("compute_loss", type(self.trainer).compute_loss).__module__
-        is_known = where.startswith(("transformers.", "trl.")) and self.trainer.compute_loss_func is None
-        return self.task is Task.OWN or not is_known
+        is_of_recipe = {kind.trainer for kind in RECIPES.values()} >= {*self._of_trl()[:1]}
+        is_known = where.startswith(("transformers.", "trl.")) and is_of_recipe
+        return self.task is Task.OWN or not is_known or self.trainer.compute_loss_func is not None
 
     def _held(self) -> dict[str, str]:
         """Return the knobs that no search can change, and why."""
@@ -299,12 +300,13 @@ class Training:
             found += [Barred(knob="checkpointing", value=name, reason=reason) for name in partial]
         return tuple(found)
 
-    def _of_trl(self) -> set[str]:
-        return {kind.__name__ for kind in type(self.trainer).__mro__ if kind.__module__.startswith("trl.")}
+    def _of_trl(self) -> list[str]:
+        """Return the classes of TRL's that the Trainer is made from, its own one first."""
+        return [kind.__name__ for kind in type(self.trainer).__mro__ if kind.__module__.startswith("trl.")]
 
     def _recipe(self) -> Any:
         """Return the recipe whose Trainer of TRL's this is, with its usual loss and reference; None: it is another."""
-        names, args = self._of_trl(), self.trainer.args
+        names, args = self._of_trl()[:1], self.trainer.args
         if getattr(args, "precompute_ref_log_probs", False):
             return None
         is_other_loss = self.trainer.compute_loss_func is not None

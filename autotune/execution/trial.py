@@ -265,7 +265,7 @@ class Trial:
             if code.has_rows:
                 rows.check()
             asked = request.config.per_device_train_batch_size
-            made = batch_size(trainer.callback_handler.train_dataloader)
+            made = batch_size(trainer, trainer.callback_handler.train_dataloader)
             if made not in (None, asked):
                 raise NoEffectError(f"a micro-batch of {asked} was asked for, but batches of {made} were made")
             return outcome

@@ -151,12 +151,14 @@ def first_batch(trainer: Any, samples: Any, size: int) -> Any:
     few = patch.multiple(trainer, train_dataset=samples, _train_batch_size=size)
     with few, patch.multiple(trainer.args, train_sampling_strategy="sequential", **alone):
         batch = next(iter(loader := trainer.get_train_dataloader()))
-    made = batch_size(loader) or trainer.args.train_batch_size
+    made = batch_size(trainer, loader) or trainer.args.train_batch_size
     return cut(batch, slice(size)) if size < made == rows_of(batch, size) else batch
 
 
-def batch_size(loader: Any) -> int | None:
+def batch_size(trainer: Any, loader: Any) -> int | None:
     """Return the samples of a rank's batch, also of a loader that accelerate has prepared; None: it has no size."""
+    if type(trainer).get_train_dataloader.__module__.startswith("trl."):  # loads those of a step at once, to generate
+        return None
     parts = (loader, *(getattr(loader, name, None) for name in ("batch_sampler", "sampler")))
     return next((part.batch_size for part in parts if getattr(part, "batch_size", None)), None)
 

@@ -96,11 +96,13 @@ def test_the_settings_of_a_launcher_hold_where_the_code_says_nothing(written, pr
         ("SFTTrainer", {"loss_type": "nll"}, "sft"),
         ("SFTTrainer", {"loss_type": "dft"}, None),
         ("GRPOTrainer", {}, None),
+        ("GKDTrainer", {"loss_type": "nll"}, None),
     ],
     ids=str,
 )
 def test_a_trainer_of_trls_is_predicted_with_its_own_passes_and_reference(kind, fields, recipe):
     members = {"__module__": "trl.trainer", "args": SimpleNamespace(**fields), "compute_loss_func": None}
-    assert training(type(kind, (), members))._recipe() == recipe
+    made = training(type(kind, (type("SFTTrainer", (Trainer,), {"__module__": "trl.trainer"}),), members))
+    assert (made._recipe(), made._has_own_loss()) == (recipe, kind == "GKDTrainer")
     code = OwnCode(kind="script", shown="train.py", directory="/", recipe=recipe)
     assert shape_of(make_workload(own_code=code)).recipe == recipe

@@ -74,8 +74,7 @@ def test_a_measurement_outranks_the_end_of_the_process_and_beyond_the_budget_is_
 def test_a_crash_after_a_failed_allocation_anywhere_in_the_log_is_out_of_memory(tmp_path, status, becomes):
     """A data-loader worker says it; the tracebacks of the trial itself come after."""
     write_value(make_failure(status, "DataLoader worker exited unexpectedly"), tmp_path / outcome.outcome_file())
-    failure = verdict(tmp_path, log=LIBGOMP + "  frame\n" * 100)
-    assert failure.status == becomes
+    assert verdict(tmp_path, log=LIBGOMP + "  frame\n" * 100).status == becomes
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\x00", b'{"kind": "measurement"}', b'{"kind": "else"}', b"[]"])

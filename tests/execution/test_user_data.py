@@ -120,7 +120,10 @@ def test_a_loader_tells_the_samples_of_a_batch_on_one_of_two_ranks(dataset, disp
     ranks = {"num_processes": 2, "process_index": 0}
     dispatches = dispatches and dataset is not ROWS
     prepared = prepare_data_loader(loader, **ranks, dispatch_batches=dispatches, put_on_device=dispatches)
-    assert [batch_size(made) for made in (loader, prepared, [4])] == [4, 4, None]
+    kind = type("OfTrl", (Trainer,), {"get_train_dataloader": lambda trainer: loader})
+    assert [batch_size(object.__new__(kind), made) for made in (loader, prepared, [4])] == [4, 4, None]
+    kind.get_train_dataloader.__module__ = "trl.trainer.rloo_trainer"  # which loads several micro-batches at once
+    assert batch_size(object.__new__(kind), loader) is None
 
 
 def test_rows_of_a_batch_are_cut_from_its_tensors_and_texts():
