@@ -39,6 +39,7 @@ def maker_of(trainer: Any) -> Callable[[], Any]:
     args, library = trainer.args, ("transformers.trainer_callback", "transformers.integrations")
     has_trained = type(trainer.optimizer).__name__ == "AcceleratedOptimizer"  # the optimizer is then the Trainer's own
     written = {field.name: getattr(args, field.name) for field in dataclasses.fields(args) if field.init}
+    written.pop("steps_per_generation", None)  # which TRL derives from generation_batch_size, and refuses beside it
     state = {name: value for name, value in vars(trainer).items() if name not in _OF_THE_PROCESS} | {
         "model": trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False),
         "optimizers": (None, None) if has_trained else (trainer.optimizer, trainer.lr_scheduler),

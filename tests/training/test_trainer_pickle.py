@@ -92,6 +92,12 @@ def test_what_a_spawned_process_has_defined_is_handed_over_with_its_code(monkeyp
     assert pickle.loads(content)() == 7
 
 
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
+def test_what_is_generated_at_once_comes_back_by_the_one_of_its_two_arguments_that_trl_takes(tmp_path):
+    args = pytest.importorskip("trl").RLOOConfig(str(tmp_path), use_cpu=True, gradient_checkpointing=False)
+    assert maker_of(make(tmp_path, args=args))().args.to_dict() == args.to_dict()
+
+
 @pytest.mark.parametrize("part", ["train_dataset", "data_collator"])
 def test_what_can_not_be_pickled_is_refused_with_the_way_out(tmp_path, part):
     class Locked(list):
