@@ -56,6 +56,7 @@ def _made_anew(content: bytes) -> Any:
 
     trainer = pickle.loads(content)
     kept = vars(trainer)
+    vars(kept["model"]).pop("_is_accelerate_prepared", None)  # by one that has trained, which this one would heed
     afterwards = {name: kept[name] for name in ("label_names", "loss_is_scaled_for_ga") if name in kept}
     (kind, arguments), model_init = kept.pop("args"), kept.get("model_init")
     given = {name: kept.pop(name) for name in ("optimizers", "callbacks")} | {n: kept.get(n) for n in _PARTS}

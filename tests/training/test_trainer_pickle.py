@@ -78,6 +78,7 @@ def test_all_that_it_was_made_of_comes_back_and_trains_as_the_first_would_and_se
     content = pickled(maker_of(trainer), "trainer")  # which has trained
     again = pickle.loads(content)()
     assert again.optimizer is None
+    assert not hasattr(again.model, "_is_accelerate_prepared")
     assert again.train().global_step == 3
     assert b"hf_0a1b2c" not in content
 
