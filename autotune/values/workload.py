@@ -341,13 +341,16 @@ class Workload(Value):
             return f"{self.sequence_length} frames"
         count = "" if self.images is None else f"{self.images} "
         images = f"{count}image{'s' * (self.images != 1)} of {self.image_size} pixels" if self.image_size else ""
-        return f"sequence {self.sequence_length}{images and ' with '}{images}" if self.task.takes_text else images
+        is_told = self.own_code is None or self.sequence_length > 1  # 1: of a code whose batches have no token ids
+        text = f"sequence {self.sequence_length}" if self.task.takes_text and is_told else ""
+        return " with ".join(filter(None, (text, images)))
 
     @property
     def tokens_per_sample(self) -> float | None:
-        """Mean tokens of a sample, source and target together; None for images and sound, and texts of a recipe."""
+        """Mean tokens of a sample, source and target together; None for images, sound, and texts that don't tell."""
         if self.recipe is not None:
             return None if self.dataset is not None else float(self.recipe.kind.sequences * self.sequence_length)
         if self.lengths is not None:
             return self.lengths.mean + (self.lengths.mean_target or 0.0)
-        return float(self.sequence_length + (self.target_length or 0)) if self.task.takes_text else None
+        is_told = self.own_code is None or self.sequence_length > 1
+        return float(self.sequence_length + (self.target_length or 0)) if self.task.takes_text and is_told else None

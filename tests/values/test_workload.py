@@ -4,7 +4,7 @@ import pytest
 from factories import make_config, make_workload
 
 from autotune.values.model import Task
-from autotune.values.workload import LengthProfile
+from autotune.values.workload import LengthProfile, OwnCode
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 4, 8, 16])
@@ -19,4 +19,6 @@ def test_tokens_of_a_sample_are_source_and_target_of_real_ones_their_mean():
     assert make_workload(sequence_length=100, target_length=20, task=Task.SEQ2SEQ_LM).tokens_per_sample == 120
     lengths = LengthProfile(samples=3, mean=40.5, minimum=1, median=40, p95=90, maximum=99, mean_target=9.5)
     assert make_workload(lengths=lengths).tokens_per_sample == 50
+    unknown = make_workload(sequence_length=1, own_code=OwnCode(kind="script", shown="train.py", directory="/"))
+    assert (unknown.tokens_per_sample, unknown.shown_length) == (None, "")
     assert make_workload(task=Task.IMAGE_CLASSIFICATION).tokens_per_sample is None
