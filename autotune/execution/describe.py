@@ -260,6 +260,8 @@ class Training:
         has_adapter = hasattr(self.model, "peft_config") or getattr(base, "_hf_peft_config_loaded", False)
         can_switch = getattr(base, "_can_set_attn_implementation", lambda: False)()
         loader = self.batches if self.overrides("get_train_dataloader") else None
+        is_prepared = hasattr(trainer.model, "_is_accelerate_prepared")  # by the Trainer's own if it has evaluated
+        is_prepared &= trainer.model not in trainer.accelerator._models
         table: tuple[tuple[str, object, str | None], ...] = (  # the first reason that holds is told
             ("expandable_segments", allocator_settings() != _ALLOCATOR, "your code sets torch's allocator up itself"),
             ("packing", True, "your code puts its samples into batches"),
@@ -269,7 +271,7 @@ class Training:
             ("adapter", not self.is_of_library, f"{name} is no model of transformers"),
             ("adapter", own_optimizer, "your code hands the Trainer an optimizer, of the weights as they are"),
             ("precision", user_code.is_packed(base), "packed weights compute in what your code says"),
-            ("precision", hasattr(trainer.model, "_is_accelerate_prepared"), "your Accelerator prepares the model"),
+            ("precision", is_prepared, "your Accelerator prepares the model"),
             ("precision", self.weights != "float32", f"the weights are {self.weights}, as your code makes them"),
             ("optim", hands_one, "your code hands the Trainer an optimizer"),
             ("optim", makes_one, makes_one),

@@ -39,8 +39,8 @@ def test_optimizer_and_precision_stay_where_the_code_chooses_them_and_not_a_libr
     kind.get_optimizer_cls_and_kwargs.__module__ = module
     made = training(kind)
     made.model = made.base = made.trainer.model = nn.Linear(1, 1)
-    if is_held:
-        made.model._is_accelerate_prepared = True
+    made.model._is_accelerate_prepared = True
+    made.trainer.accelerator = SimpleNamespace(_models=[] if is_held else [made.model])  # it has evaluated
     made.weights, made.batches = "float32", None
     made.trainer.optimizer = made.trainer.optimizer_cls_and_kwargs = made.trainer.data_collator = None
     assert [knob in made._held() for knob in ("optim", "precision")] == [is_held] * 2
