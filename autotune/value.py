@@ -32,8 +32,7 @@ class Value(BaseModel):
 
 def digest_of(fields: dict[str, Any]) -> str:
     """Return a short hash of the canonical JSON of these fields."""
-    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:10]
+    return sha256_of(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())[:10]
 
 
 V = TypeVar("V", bound=Value)

@@ -138,8 +138,7 @@ def test_the_losses_of_the_winner_are_compared_with_the_baselines(autotune, tiny
     assert done.returncode == 0, done.stderr
     assert "checked on the longest samples: evaluation batch " in done.stdout
     assert "checked: losses " in done.stdout
-    found = json.loads((tmp_path / "run/best-config.json").read_text())
-    assert found["loss_check"]["passed"]
+    assert json.loads((tmp_path / "run/best-config.json").read_text())["loss_check"]["passed"]
     compared = [r for r in results(tmp_path / "run").values() if r["request"]["purpose"] == "loss check"]
     assert [len(r["outcome"]["curve"]["losses"]) for r in compared] == [10, 10, 10]
     baseline, again, winner = (r["outcome"]["curve"]["losses"] for r in compared)

@@ -66,8 +66,7 @@ def test_every_option_of_slurm_comes_before_the_first_command(batch):
 def test_every_task_of_the_array_has_a_model():
     text = BATCH.read_text()
     last = int(re.search(r"--array=0-(\d+)", text)[1])
-    models = re.search(r"MODELS=\(\n(.*?)\)", text, re.DOTALL)[1].split()
-    assert len(models) == last + 1
+    assert len(re.search(r"MODELS=\(\n(.*?)\)", text, re.DOTALL)[1].split()) == last + 1
 
 
 def run(batch: Path, environment: dict[str, str]) -> str:

@@ -233,8 +233,7 @@ class _Product8bit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        weight = _unpacked_8bit(ctx.layer, ctx.input.dtype)
-        return torch.matmul(gradient.to(ctx.input.dtype), weight), None, None
+        return torch.matmul(gradient.to(ctx.input.dtype), _unpacked_8bit(ctx.layer, ctx.input.dtype)), None, None
 
 
 def _unpacked_8bit(layer: Any, dtype: torch.dtype) -> torch.Tensor:

@@ -252,8 +252,7 @@ def first_line(error: BaseException) -> str:
         amount = asked[1]
         return f"{show_memory(int(amount.split()[0])) if amount.endswith('bytes') else amount} were asked for"
     worded = (line for line in text.splitlines() if any(map(str.isalnum, line)))  # some libraries frame their messages
-    line = next(worded, type(error).__name__)
-    return textwrap.shorten(line, 200, placeholder=" ...")
+    return textwrap.shorten(next(worded, type(error).__name__), 200, placeholder=" ...")
 
 
 def asked_bytes(error: BaseException) -> int:

@@ -240,8 +240,7 @@ def script(result: ResultData, name: str, template: str, lost: list[str], **valu
         finalize=lambda value: value if isinstance(value, Markup) else Code(literal(value)),
     )
     environment.filters |= {"name": _name, "text": _text, "comment": lambda value: Code(visible(value))}
-    text = environment.get_template(template).render(c={**known, **values})
-    return Draft(name, text, (command,), tuple(lost))
+    return Draft(name, environment.get_template(template).render(c={**known, **values}), (command,), tuple(lost))
 
 
 def _model_arguments(result: ResultData) -> dict[str, Any]:

@@ -171,8 +171,7 @@ def shown_changes(changed: Iterable[Change]) -> str:
 
 
 def short_name(knob: str) -> str:
-    short = KNOBS[knob].short if knob in KNOBS else None
-    return short or knob.removeprefix(OWN)
+    return getattr(KNOBS.get(knob), "short", None) or knob.removeprefix(OWN)
 
 
 class KnobOption(NamedTuple):

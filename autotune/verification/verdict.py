@@ -345,8 +345,7 @@ def nothing_found(plan: SearchPlan, results: Sequence[TrialResult], run_director
             told += f"; a longer --max-time, more --effort, {shorter} or {batch} may help"
         raised = all(f.status is not TrialStatus.TIMED_OUT and f.phases is not None for _, f in others)
         # What the user's code raised is the code's.
-        kind = InputError if plan.workload.is_users_own and raised else InfrastructureError
-        return kind(told)
+        return InputError(told) if plan.workload.is_users_own and raised else InfrastructureError(told)
     # The search goes from heavy to light, so its last trial out of memory came closest.
     closest, failure = [(r, f) for r, f in failures if f.status is TrialStatus.OUT_OF_MEMORY][-1]
     what = shown_changes(changes(closest.request.config, plan))

@@ -131,8 +131,7 @@ def test_a_table_survives_its_file_without_logs(rows, path):
     assert load_table(path) == rows
     assert [p.samples_per_second for p in rows.points] == [10.0, None, 5.0]
     assert [[t.number for t in p.trials] for p in rows.points] == [[0, 4], [1, 3], [2]]
-    failed = make_result(FAST, CRASHED)
-    assert TableTrial.of(failed).outcome == CRASHED
+    assert TableTrial.of(make_result(FAST, CRASHED)).outcome == CRASHED
     measured = make_result(FAST, OUT_OF_MEMORY.model_copy(update={"memory": Memory(resident_bytes=5)}))
     assert TableTrial.of(measured).outcome == measured.outcome
 

@@ -97,8 +97,7 @@ def test_searches_are_listed_with_their_best(run, filled):
 def test_what_is_named_is_forgotten(run, filled, arguments, left):
     assert "forgotten: " in run("forget", *arguments, "--yes").stdout
     assert {search.id for search in filled.searches()} == left
-    found = json.loads(run("forget", "--all", "--yes", "--json").stdout)
-    assert found["searches"] == len(left)
+    assert json.loads(run("forget", "--all", "--yes", "--json").stdout)["searches"] == len(left)
     assert json.loads(run("forget", "--all", "--json").stdout) == {"searches": 0, "trials": 0}
 
 

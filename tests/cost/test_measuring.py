@@ -62,8 +62,7 @@ def test_a_call_is_run_again_with_tensors_of_its_sizes_strides_and_types():
     args = (torch.zeros(4), torch.zeros(2, 3), torch.zeros(4, 3).t())
     call = written("aten.addmm.default", args, {"beta": 2})
     assert bytes_of(call) == 4 * (4 + 6 + 12)
-    found = runnable(call, CPU)
-    assert found().shape == (2, 4)
+    assert runnable(call, CPU)().shape == (2, 4)
     assert json.loads(call)[1][2]["s"] == [1, 3]
 
 

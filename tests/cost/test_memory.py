@@ -57,8 +57,7 @@ def test_accumulation_keeps_gradients_beside_the_activations_however_many_micro_
 def test_while_gradients_are_added_only_the_fresh_ones_come_on_top():
     """3 MB have been added to the earlier ones before the last MB is there."""
     both = make_storages((0, 4, 100 * MB), (2, 3, 3 * MB, 0, True), (3, 4, MB, 0, True))
-    held = parts_of(make_profile(storages=both), "sgd", 1, 2)
-    assert held.gradients == 4 * MB + 3 * MB
+    assert parts_of(make_profile(storages=both), "sgd", 1, 2).gradients == 4 * MB + 3 * MB
 
 
 def test_on_a_gpu_each_weight_is_rounded_up_and_workspaces_are_taken():

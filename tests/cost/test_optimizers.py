@@ -219,8 +219,7 @@ def test_gradients_that_are_freed_in_the_backward_pass_are_never_there_all_at_on
 
 def test_adalomo_of_a_7b_model_in_pure_bf16_is_not_refused_on_24_gb():
     """arXiv:2310.10195 is for it: 13.5 GB of weights, next to no states, a few gradients at a time."""
-    config = make_config(precision="pure_bf16", optim="adalomo")
-    assert states_bytes(6_738_415_616, config) < 14e9
+    assert states_bytes(6_738_415_616, make_config(precision="pure_bf16", optim="adalomo")) < 14e9
 
 
 @pytest.mark.parametrize(

@@ -105,8 +105,7 @@ def test_what_the_trainer_holds_beside_the_model_takes_memory(traced):
 def test_autocast_holds_inside_of_the_model_alone(traced):
     half, full = traced(autocast="bfloat16", device="cuda"), traced(device="cuda")
     assert {w.width for w in full.work} == {4}
-    inside = {w.width for w in half.work if "addmm" in w.call}
-    assert inside == {2}
+    assert {w.width for w in half.work if "addmm" in w.call} == {2}
     assert {w.width for w in half.work if "log_softmax.int" in w.call or "nll_loss" in w.call} == {4}
 
 

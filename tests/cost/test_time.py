@@ -197,8 +197,7 @@ def test_a_call_whose_sizes_are_no_lines_is_not_known(other):
 def test_unmeasured_operators_have_the_rate_of_the_nearest_of_their_kind():
     expected = np.array([[1.0], [10.0], [12.0], [12.0]])
     seconds = np.array([[3.0], [20.0], [np.nan], [np.nan]])
-    kinds = np.array([1, 1, 1, 2])
-    assert filled(seconds, expected, kinds)[:, 0].tolist() == [3.0, 20.0, 24.0, 12.0]
+    assert filled(seconds, expected, np.array([1, 1, 1, 2]))[:, 0].tolist() == [3.0, 20.0, 24.0, 12.0]
 
 
 def test_a_launch_says_nothing_of_the_rate_of_a_large_operator():

@@ -79,8 +79,7 @@ def test_each_of_the_users_arguments_is_carried_or_told(target, own):
 def test_arguments_that_all_are_the_defaults_are_not_told(target, tmp_path):
     path = tmp_path / "args.json"
     path.write_text(TrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=False).to_json_string())
-    made = drafted(target, own=read_arguments(path).fixed)
-    assert made.lost == ()
+    assert drafted(target, own=read_arguments(path).fixed).lost == ()
 
 
 @pytest.mark.parametrize(

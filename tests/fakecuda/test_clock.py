@@ -113,8 +113,7 @@ print(json.dumps(said))
 
 def test_a_lost_device_is_lost_to_later_processes_and_to_nvml():
     assert run("for _ in range(99): matrix + 1", FAKECUDA_FAULT="lost@50").returncode != 0
-    later = run("", FAKECUDA_FAULT="")
-    assert "unknown error" in later.stderr
+    assert "unknown error" in run("", FAKECUDA_FAULT="").stderr
     asked = "import pynvml; pynvml.nvmlInit(); pynvml.nvmlDeviceGetTemperature(pynvml.nvmlDeviceGetHandleByIndex(0), 0)"
     assert "GPU is lost" in python("-c", asked).stderr
 

@@ -53,8 +53,7 @@ class Kept:
         """Check what a search that has come to its end leaves behind."""
         results, run = self.look(), self._search.run
         assert read_result(run / ANSWER_FILE).verdict
-        littered = list(run.rglob(".*"))
-        assert littered == [], "temporary files have stayed"
+        assert list(run.rglob(".*")) == [], "temporary files have stayed"
         wanted = sorted(n for n, r in results.items() if r.request.purpose in RECORDED and r.request.task is None)
         study = optuna.load_study(study_name=None, storage=JournalStorage(JournalFileBackend(str(run / STUDY_FILE))))
         assert sorted(trial.user_attrs["trial"] for trial in study.trials) == wanted

@@ -111,8 +111,7 @@ def test_a_trial_that_had_ended_when_the_search_was_killed_is_not_run_again(serv
     assert finish(server, search) == 0, said(search)
     assert "trial 1: result.json was not written yet; recovered" in said(search)
     kept.finished[1] = path.read_bytes()
-    after = kept.look()
-    assert after[1].outcome == finished[1].outcome
+    assert kept.look()[1].outcome == finished[1].outcome
     kept.check_end()
 
 

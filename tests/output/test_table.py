@@ -153,8 +153,7 @@ def test_ratios_stand_beside_the_baseline_with_their_intervals_where_measured_in
     assert row(result, "baseline")[1] == "1"
     assert re.fullmatch(r"1\.50 \(1\.\d\d to 1\.\d\d\)", row(result, "winner")[1])
     assert row(result, "runner-up *")[1] == "about 1.2"
-    unconfirmed = answer(searched)
-    assert row(unconfirmed, "winner *")[1] == "about 1.5"
+    assert row(answer(searched), "winner *")[1] == "about 1.5"
 
 
 def test_a_baseline_that_did_not_complete_has_no_figures_and_its_cause_in_the_verdict():

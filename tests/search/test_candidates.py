@@ -105,8 +105,7 @@ def test_a_compiled_trial_comes_when_others_give_less_for_their_time_and_only_if
     early.end(early.plan.baseline, early.as_predicted(early.plan.baseline))
     assert early.candidates.next(early.history, early.is_open, left_s=5.0) is None
     said = early.candidates.conclusion(early.history, early.is_open, 5.0)
-    left = r"\d needs? a longer --max-time \(up to [^;]* a trial expected\)"
-    assert re.fullmatch(left, said)
+    assert re.fullmatch(r"\d needs? a longer --max-time \(up to [^;]* a trial expected\)", said)
     assert early.candidates.next(early.history, early.is_open).torch_compile_backend == "inductor"
 
 

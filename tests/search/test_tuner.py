@@ -229,8 +229,7 @@ def test_the_study_was_told_of_the_very_configurations_that_ran(search):
         return 10.0 + (adapter.rank / 8 if adapter else 0) + 2 * (request.config.precision == "bf16")
 
     run = search(rank_matters, ADAPTERS)
-    result = run.run()
-    assert result.best.config.adapter.rank == 64
+    assert run.run().best.config.adapter.rank == 64
     space = run.plan.search_space
     told = [space.config(trial.params) for trial in run.study.trials if trial.state is TrialState.COMPLETE]
     assert told == [r.config for r in run.finished if r.purpose is not Purpose.FINAL]
@@ -312,8 +311,7 @@ def given(run, **limits):
 
 def test_a_finished_search_that_is_given_more_trials_searches_on_and_has_finals_of_its_own(search):
     run = search(rate, budget=make_budget(max_trials=2, finalists=1, final_rounds=2))
-    first = run.run()
-    assert first.best.config != BEST
+    assert run.run().best.config != BEST
     given(run, max_trials=12)
     result = run.run()
     purposes = [r.purpose for r in run.runner.requests]

@@ -55,8 +55,7 @@ def test_each_knob_is_its_own_training_arguments_and_no_others(knobs, arguments)
     neutral = mapped(micro_batch=8)
     tuned = mapped(**knobs).tuned
     assert {name: tuned[name] for name in arguments} == arguments
-    different = {name for name in tuned if tuned[name] != neutral.tuned.get(name)}
-    assert different <= set(arguments)
+    assert {name for name in tuned if tuned[name] != neutral.tuned.get(name)} <= set(arguments)
 
 
 @pytest.mark.parametrize(("workers", "stay"), [(1, False), (2, True)])
