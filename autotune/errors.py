@@ -130,7 +130,7 @@ def writing(where: str, kind: type[AutotuneError] = InputError) -> Iterator[None
 
 @contextlib.contextmanager
 def explaining_files() -> Iterator[None]:
-    """Turn an error of a file's name, a full disk or a present folder that was removed into one for users."""
+    """Turn an error of a file's name, a full disk or a current directory that was removed into one for users."""
     try:
         yield
     except OSError as error:
@@ -140,7 +140,7 @@ def explaining_files() -> Iterator[None]:
         if error.errno == errno.ENAMETOOLONG:
             raise InputError(f"{where}the name is too long") from None
         if error.errno == errno.ENOENT and not error.filename:  # by os.getcwd
-            raise InputError("the present folder has been removed; change to one that is there") from None
+            raise InputError("the current directory has been removed; change to one that exists") from None
         raise
     except ValueError as error:
         if "surrogates not allowed" not in str(error):  # Python's stand-ins for bytes that are no UTF-8

@@ -37,10 +37,10 @@ def test_the_nearest_names_are_suggested_as_they_are_written(word, said):
     assert suggestion(word, iter(["precision", "optim", "GPT-2", "adamw_8bit", "adamw_4bit"])) == said
 
 
-def test_a_present_folder_that_was_removed_is_told(tmp_path, monkeypatch):
+def test_a_current_directory_that_was_removed_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
-    with pytest.raises(InputError, match="the present folder has been removed"), explaining_files():
+    with pytest.raises(InputError, match="the current directory has been removed"), explaining_files():
         tmp_path.cwd()
 
 

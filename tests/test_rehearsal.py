@@ -32,11 +32,13 @@ IS_FOR_CUDA = torch.version.cuda is not None
 # of that in evaluation alone.
 SCRIPT = """
 import sys
+import tempfile
 import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
 width, batch, routing = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+tempfile.TemporaryFile().close()  # there is a folder for it
 
 
 class Net(nn.Module):

@@ -128,8 +128,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, degree: int, width: int) -> torch.Tensor:
         ctx.width = part.shape[-1]
-        pieces = part.new_empty((degree * part.shape[0], *part.shape[1:]))
-        return torch.cat(pieces.chunk(degree), -1)[..., :width]
+        return torch.cat(part.new_empty((degree * part.shape[0], *part.shape[1:])).chunk(degree), -1)[..., :width]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:

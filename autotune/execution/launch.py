@@ -50,6 +50,8 @@ FAULT_FILE = "fault.txt"  # why devices don't compute; empty: they do
 MARK_FILE = "processes.json"  # the mark that all processes of a search carry
 LOG_FILE = "launcher.log"
 
+_TEMPORARY = "AUTOTUNE_TEMPORARY"  # variable: the folder for temporary files, which a rehearsal has below its own
+
 LAUNCHER_START_S = 300.0  # importing torch and transformers from a cold disk, and trying a fork on the device
 
 
@@ -62,7 +64,7 @@ class Launcher:
         self._log_path = run_directory / LOG_FILE
         self._connection, other_end = Pipe()
         jobs.temporary_folder(self._mark).mkdir(mode=0o700)
-        mark = {jobs.MARK_VARIABLE: self._mark}
+        mark = {jobs.MARK_VARIABLE: self._mark, _TEMPORARY: str(jobs.temporary_folder(self._mark))}
         with os.fdopen(open_own(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as log:
             self._process = subprocess.Popen(
                 launch_command("jobs", devices[0], str(other_end.fileno()), python=python),
@@ -171,7 +173,7 @@ def _preload(device: str) -> bool:
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # which stays where it is
-    os.environ["TMPDIR"] = tempfile.tempdir = str(jobs.temporary_folder(os.environ[jobs.MARK_VARIABLE]))
+    os.environ["TMPDIR"] = tempfile.tempdir = os.environ[_TEMPORARY]
 
     def capability(device: object = None) -> tuple[int, int]:  # bitsandbytes asks, and torch would make a context
         return capability_of(nvml_handle("cuda:0"))

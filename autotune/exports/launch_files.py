@@ -84,8 +84,7 @@ def accelerate_command(result: ResultData) -> str:
 
 
 def environment(config: TrainConfig) -> dict[str, str]:
-    allocator = {ALLOCATOR_VARIABLE: _EXPANDABLE} if config.expandable_segments else {}
-    return allocator | parallel_variables(config)
+    return ({ALLOCATOR_VARIABLE: _EXPANDABLE} if config.expandable_segments else {}) | parallel_variables(config)
 
 
 def _variables(result: ResultData) -> str:
