@@ -194,8 +194,7 @@ def _batches(trainer: Any, lengths: Any, *, reorders: bool) -> tuple[Any, list[l
     if not isinstance(whole, Mapping):
         return whole, []
     halves = (slice(0, _SPLIT_SAMPLES), slice(_SPLIT_SAMPLES, None)), (slice(0, None, 2), slice(1, None, 2))
-    has_rows = rows_of(whole, _SAMPLES) == _SAMPLES
-    rows = [[cut(whole, part) for part in half] for half in halves] if has_rows else []
+    rows = [[cut(whole, part) for part in half] for half in halves if rows_of(whole, _SAMPLES) == _SAMPLES]
     if order is None:
         return whole, rows
     parts = [[first_batch(trainer, view(samples, order[p]), _SPLIT_SAMPLES) for p in half] for half in halves]

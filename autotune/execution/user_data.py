@@ -167,7 +167,8 @@ def cut(batch: Mapping[str, Any], part: slice) -> dict[str, Any]:
     """Return some rows of a batch, of tensors and of lists as long as these, which hold texts."""
     rows = {len(v) for v in batch.values() if isinstance(v, torch.Tensor) and v.ndim}
     of_rows = {n for n, v in batch.items() if (isinstance(v, list) and len(v) in rows) or getattr(v, "ndim", False)}
-    return {name: value[part] if name in of_rows else value for name, value in batch.items()}
+    taken = {name: value[part] if name in of_rows else value for name, value in batch.items()}
+    return {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in taken.items()}  # whose rows lie together
 
 
 def ends(dataset: Any) -> bool:

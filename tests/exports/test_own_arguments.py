@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 
 from autotune.exports.launch_files import DEFAULTS
 from autotune.training.arguments import SEARCHED_ARGUMENTS
-from autotune.training.baseline import _LEFT_OUT, _REFUSED, read_arguments
+from autotune.training.baseline import _REFUSED, PLACES_AND_SECRETS, read_arguments
 
 # Where a value of another kind than the default's is wanted, or one of a few.
 VALUES: dict[str, Any] = {
@@ -49,7 +49,7 @@ def other(field):
 @pytest.fixture
 def own(tmp_path):
     """Every argument that a baseline may have, and that isn't a knob of the search."""
-    left = SEARCHED_ARGUMENTS | _LEFT_OUT | set(_REFUSED)
+    left = SEARCHED_ARGUMENTS | PLACES_AND_SECRETS | set(_REFUSED)
     values = {f.name: other(f) for f in dataclasses.fields(TrainingArguments) if f.name not in left}
     (tmp_path / "args.json").write_text(json.dumps(values))
     found = read_arguments(tmp_path / "args.json").fixed
