@@ -11,7 +11,6 @@ import math
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -67,16 +66,10 @@ class Run(NamedTuple):
 
 def tensorboard(run: Run, search: Path) -> None:
     """Write a run to `tensorboard/` in the run directory; the tab HPARAMS compares the runs."""
-    from tensorboard.compat.proto.event_pb2 import Event as Logged
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    from torch.utils.tensorboard import SummaryWriter
 
-    writer = EventFileWriter(str(search / "tensorboard" / run.name))
-    figures = [Summary.Value(tag=name, simple_value=value) for name, value in run.metrics.items()]
-    for summary in (hparams_pb(dict(run.config), trial_id=run.name), Summary(value=figures)):
-        writer.add_event(Logged(wall_time=time.time(), step=run.step, summary=summary))
-    writer.close()
+    with SummaryWriter(str(search / "tensorboard" / run.name)) as writer:
+        writer.add_hparams(dict(run.config), dict(run.metrics), run_name=".", global_step=run.step)
 
 
 def wandb(run: Run, search: Path) -> None:

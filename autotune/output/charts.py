@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup, escape
 
-from autotune.output.table import COULD_NOT_TELL, contribution_rows, show_ratio
+from autotune.output.table import COULD_NOT_TELL, contribution_rows
 from autotune.space.knobs import shown_changes
 from autotune.units import GIB, show_memory, show_rate, show_time, visible
 from autotune.values.config import TrainConfig
@@ -176,68 +176,28 @@ def best_over_time(report: RunReport) -> Figure | None:
     return _with_legend(figure, axes)
 
 
-class Step(NamedTuple):
-    """A row of the waterfall: the throughput without and with a knob, in samples/s; None: not told."""
-
-    words: str
-    value: str
-    known: str
-    kind: str
-    start: float | None = None
-    end: float | None = None
-
-
-# Kinds of steps, with their opacity.
-_SURE, _WEAK, _REST = "measured in turn", "told by trials of the search, or not surely", "together"
-_OPACITY = {_SURE: 1.0, _WEAK: 0.35, _REST: 0.15}
-
-
-def waterfall_steps(explanation: Explanation) -> list[Step]:
-    """Return rows from baseline to winner; without a baseline each row ends at the winner."""
-    found = []
-    at, winner = explanation.baseline_samples_per_second, explanation.winner_samples_per_second
-    for part, (words, value, known) in zip(explanation.contributions, contribution_rows(explanation), strict=False):
-        ratio, interval = part.ratio, part.interval
-        if ratio is None or winner is None or value == COULD_NOT_TELL:
-            found.append(Step(words, value, known, _WEAK))
-            continue
-        start = at if at is not None else winner / ratio
-        is_sure = part.basis == "in turn" and interval is not None and interval.is_narrow
-        found.append(Step(words, value, known, _SURE if is_sure else _WEAK, start, start * ratio))
-        at = start * ratio if at is not None else None
-    together = explanation.together
-    if together is not None and at is not None:
-        value, known = show_ratio(together, explanation.together_interval), "the total beyond the knobs' product"
-        found.append(Step("together", value, known, _REST, at, at * together))
-    return found
-
-
-def waterfall(found: Explanation | None) -> Figure | None:
-    steps = waterfall_steps(found) if found is not None else []
-    if found is None or found.winner_samples_per_second is None or not any(step.end for step in steps):
+def contributions(found: Explanation | None) -> Figure | None:
+    """Return the chart of each knob's factor with its 95 % interval; factors that aren't told are left out."""
+    parts = () if found is None else found.contributions
+    rows = [] if found is None else contribution_rows(found)
+    shown = [(row, part) for row, part in zip(rows, parts, strict=False) if part.ratio and row[1] != COULD_NOT_TELL]
+    if not shown:
         return None
-    base, winner = found.baseline_samples_per_second, found.winner_samples_per_second
-    rates = {name: rate for name, rate in (("baseline", base), ("winner", winner)) if rate}
-    ends = [Step(name, f"{show_rate(rate)} samples/s", "", name, rate, rate) for name, rate in rates.items()]
-    rows = [*ends[:-1], *steps, ends[-1]]
-    label = f"What each of {len(found.contributions)} knobs brought, up to {show_rate(winner)} samples/s"
-    figure, axes = _figure(label, "samples/s", "", height=_ROW * len(rows) + 90)
-    axes.set(ylim=(len(rows), 0), yticks=[])  # each row one unit high: a text, and a bar below it
+    label = f"Factors of the throughput that {len(shown)} knobs of the winner brought"
+    figure, axes = _figure(label, "throughput with the knob over that without it", "", height=_ROW * len(shown) + 90)
+    axes.set(ylim=(len(shown), 0), yticks=[])  # each row one unit high: a text, and a bar below it
+    axes.axvline(1, color=COLOURS["text"], linewidth=1)
     place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
-    for row, step in enumerate(rows):
-        axes.text(0, row + 0.25, textwrap.shorten(visible(step.words), 50, placeholder=" …"), **place)
-        axes.text(1, row + 0.25, step.value, ha="right", weight="bold", **place)
-        if step.start is None or step.end is None:
-            known = textwrap.shorten(visible(step.known), 72, placeholder=" …")
-            axes.text(0, row + 0.7, known, color=COLOURS["text"], **place)
-        elif step.kind in _LOOKS:
-            _mark(axes, step.kind, step.end, row + 0.7, f"{step.words}: {step.value}", "_")
-        else:
-            colour = COLOURS["winner" if step.end >= step.start else "failed"], _OPACITY[step.kind]
-            bar: dict[str, Any] = {"height": 0.34, "edgecolor": COLOURS["text"], "label": step.kind, "color": colour}
-            bar["gid"] = f"tip:{visible(f'{step.words}: {step.value}, {step.known}')}"
-            axes.barh(row + 0.7, step.end - step.start, left=step.start, **bar)
-    return _with_legend(figure, axes)
+    for at, ((words, factor, known), part) in enumerate(shown):
+        ratio, interval = part.ratio or 1.0, part.interval
+        axes.text(0, at + 0.25, textwrap.shorten(visible(words), 50, placeholder=" …"), **place)
+        axes.text(1, at + 0.25, factor, ha="right", weight="bold", **place)
+        colour, tip = COLOURS["winner" if ratio >= 1 else "failed"], visible(f"{words}: {factor}, {known}")
+        axes.barh(at + 0.7, ratio - 1, left=1, height=0.34, color=colour, gid=f"tip:{tip}")
+        if interval is not None and interval.is_narrow:
+            ends = [[ratio - interval.low], [interval.high - ratio]]
+            axes.errorbar(ratio, at + 0.7, xerr=ends, color=COLOURS["text"], capsize=4)
+    return figure
 
 
 def _figure(label: str, below: str, above: str, height: float = 360) -> tuple[Figure, Axes]:

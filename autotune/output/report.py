@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from autotune.exports import targets
-from autotune.output.charts import best_over_time, svg, throughput_against_memory, waterfall
+from autotune.output.charts import best_over_time, contributions, svg, throughput_against_memory
 from autotune.output.step_time import step_rows
 from autotune.output.table import about, answer_rows, contribution_rows, remarks, verdict_line
 from autotune.space.knobs import short_name, shown_changes
@@ -39,7 +39,7 @@ def html_report(report: RunReport) -> str:
         "state": state(report),
         "against": answer_rows(result) if result is not None else [],
         "knobs": [(short_name(c.knob), c.before, c.after, str(c.allowance)) for c in changes],
-        "waterfall": svg(lambda: waterfall(found), "waterfall"),
+        "factors": svg(lambda: contributions(found), "factors"),
         "pareto": svg(lambda: throughput_against_memory(report), "pareto"),
         "progress": svg(lambda: best_over_time(report), "progress"),
         "contributions": contribution_rows(found) if found is not None else [],

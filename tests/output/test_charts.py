@@ -1,4 +1,4 @@
-"""Charts: who is on the front, where the budget is, the best so far, a waterfall; colours for every eye."""
+"""Charts: who is on the front, where the budget is, the best so far, factors of knobs; colours for every eye."""
 
 import re
 import warnings
@@ -13,7 +13,7 @@ from finished_searches import BASE, BEST, make_report, outcome
 
 from autotune.output import charts
 from autotune.units import GIB
-from autotune.values.result import Contribution, Explanation
+from autotune.values.result import Explanation
 from autotune.values.trial import Interval, Purpose
 
 EVIL = '</text><script>"&$x^2$ \u202e \u6a21'
@@ -108,36 +108,22 @@ def test_where_nothing_completed_nothing_is_drawn(report, chart):
     assert charts.svg(lambda: chart(report.model_copy(update={"trials": (), "result": None})), "chart") == ""
 
 
-def explained(*parts: Contribution, baseline: float | None = 10.0, total: float | None = 3.0) -> Explanation:
-    rates = {"winner_samples_per_second": 30.0, "baseline_samples_per_second": baseline}
-    return Explanation(winner=make_config(), **rates, total=total, contributions=parts)
-
-
-def test_a_waterfall_leads_from_baseline_to_winner():
-    steps = charts.waterfall_steps(explained(part("precision", 2.0), part("optim", 1.2)))
-    assert [(round(s.start, 6), round(s.end, 6)) for s in steps] == [(10.0, 20.0), (20.0, 24.0), (24.0, 30.0)]
-    assert [s.words for s in steps] == ["precision a → b", "optim a → b", "together"]
-    back = charts.waterfall_steps(explained(part("precision", 4.0, "once"), part("optim", 1.5)))
-    assert [s.kind.split()[0] for s in back] == ["told", "measured", "together"]
-    assert back[-1].end == pytest.approx(30.0)
-    (bar,) = charts.waterfall(explained(part("a", 2.0))).axes[0].patches
-    assert (bar.get_x(), bar.get_width()) == (10.0, 10.0)
-
-
-def test_a_knob_whose_factor_is_not_sure_is_pale_and_without_one_has_words_for_a_bar():
-    (step,) = charts.waterfall_steps(explained(part("precision", 3.0, interval=Interval(low=0.09, high=469.0))))
-    assert (step.kind, step.value) == ("told by trials of the search, or not surely", "couldn't tell")
-    assert (step.start, step.end) == (None, None), "no bar"
-    needed = charts.waterfall_steps(
-        explained(part("precision", 3.0), part("checkpointing", None, "fails", cause="no memory"))
+def test_each_knob_has_a_bar_from_1_to_its_factor_with_the_interval_where_it_is_narrow():
+    parts = (
+        part("precision", 2.0, interval=Interval(low=1.9, high=2.1)),
+        part("optim", 0.8, "once"),
+        part("tf32", 3.0, interval=Interval(low=0.09, high=469.0)),  # couldn't tell
+        part("checkpointing", None, "fails", cause="no memory"),
     )
-    assert (needed[1].value, needed[1].start, needed[1].known) == ("needed", None, "no memory")
-    assert charts.waterfall(explained(part("precision", None, "unknown"), total=None)) is None
-
-
-def test_without_a_baseline_each_bar_ends_at_the_winner():
-    steps = charts.waterfall_steps(explained(part("precision", 2.0), part("optim", 1.5), baseline=None, total=None))
-    assert [(s.start, s.end) for s in steps] == [(15.0, 30.0), (20.0, 30.0)]
+    rates = {"winner_samples_per_second": 30.0, "baseline_samples_per_second": 10.0}
+    found = Explanation(winner=make_config(), **rates, total=3.0, contributions=parts)
+    axes = charts.contributions(found).axes[0]
+    assert [(bar.get_x(), round(bar.get_width(), 6)) for bar in axes.patches] == [(1, 1.0), (1, -0.2)]
+    texts = ["precision a → b", "2.00 (1.90 to 2.10)", "optim a → b", "0.80 (0.72 to 0.88)"]
+    assert [text.get_text() for text in axes.texts] == texts
+    ends = [bars.get_segments()[0][:, 0].tolist() for bars in axes.collections]
+    assert ends[0] == pytest.approx([1.9, 2.1])
+    assert charts.contributions(found.model_copy(update={"contributions": parts[2:]})) is None
 
 
 def drawn(words: str = "a mark"):

@@ -57,7 +57,7 @@ def text(report):
 
 def test_the_page_is_complete_of_one_piece_and_small(report, text):
     page = Page(text)
-    parts = {"against", "waterfall", "pareto", "progress", "memory", "time"}
+    parts = {"against", "factors", "pareto", "progress", "memory", "time"}
     assert {*parts, "trials", "machine", "again"} <= set(page.ids)
     assert len(page.ids) == len(set(page.ids))
     assert "allocated, optimizer step" in text
