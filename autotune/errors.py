@@ -87,6 +87,14 @@ class RunDirectoryError(InputError):
     """A run directory can't be written, is in use, or holds another search."""
 
 
+class CodeError(InputError):
+    """The user's code ended before it called `Trainer.train`; the message says how."""
+
+
+class LoopError(CodeError):
+    """The user's code trains in a loop of its own."""
+
+
 class RecordError(InputError):
     """The lasting record can't be read or written: unreachable, in use, damaged or of a newer autotune."""
 

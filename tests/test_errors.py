@@ -15,7 +15,8 @@ from autotune.search.tuner import SearchInterrupted
 
 EXIT_CODES = {
     "AutotuneError": 1, "InputError": 2, "UnknownModelError": 2, "SearchSpaceError": 2, "RunDirectoryError": 2,
-    "RecordError": 2, "MachineError": 3, "InfrastructureError": 4, "NothingFitsError": 5, "NothingPassedError": 6,
+    "CodeError": 2, "LoopError": 2, "RecordError": 2, "MachineError": 3, "InfrastructureError": 4,
+    "NothingFitsError": 5, "NothingPassedError": 6,
 }  # fmt: skip
 
 

@@ -94,7 +94,9 @@ def test_the_table_says_what_the_peak_is_made_of_and_whether_it_fits(command, mo
     short = made(chance_to_fit=0.002, short="1.43 GiB were asked for with 23.1 GiB in use")
     assert "does not fit rtx-4090 of 24.00 GiB (chance under 1 %)" in drawn(rehearsal_table(short))
     assert "with that much memory: 1.43 GiB were asked for" in drawn(rehearsal_table(short))
-    assert "no other configuration of the same training is expected to fit" in drawn(rehearsal_table(short))
+    none = "no other configuration of the same training is expected to fit"
+    of_loop = short.model_copy(update={"levers": None})
+    assert [none in drawn(rehearsal_table(found)) for found in (short, of_loop)] == [True, False]
     monkeypatch.setattr(rehearsal, "rehearse", lambda **_: short)
     done = command("script", "--gpu", "rtx-4090", "--dry-run", "--", "python", "train.py")
     assert (done.exit_code, "takes 22.00 GiB where memory is ample, what torch" in done.stderr) == (5, True)
@@ -212,6 +214,42 @@ def test_an_own_module_takes_what_it_takes_when_it_runs_alone(tmp_path):
     alone_bytes = int(printed("-c", own, cwd=tmp_path, CUDA_VISIBLE_DEVICES="0")[-1])
     assert 0 <= found.peak.allocated_bytes - alone_bytes <= 8 * 512
     assert sum(row.allocated_bytes for row in found.parts.alive) == pytest.approx(found.peak.allocated_bytes, rel=0.01)
+
+
+# A loop without a Trainer, which counts what it has got right, and may train on as many samples.
+LOOP = """
+import sys
+import torch
+from torch import nn
+
+net = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 16)).cuda()
+optimizer = torch.optim.AdamW(net.parameters())
+for step in range(10**6):
+    logits, labels = net(torch.randn(4096, 64, device="cuda")), torch.randint(16, (4096,), device="cuda")
+    right = (logits.argmax(1) == labels).sum().item()
+    kept = 1 + right if sys.argv[1] == "kept" else 4096
+    nn.functional.cross_entropy(logits[:kept], labels[:kept]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 19:
+        print(torch.cuda.max_memory_allocated())
+        sys.exit()
+"""
+
+
+@pytest.mark.cuda
+def test_a_loop_takes_what_it_takes_when_it_runs_alone_unless_a_value_decides(tmp_path):
+    found = rehearsed(tmp_path, "l4", "counted", text=LOOP)
+    alone_bytes = int(printed("train.py", "counted", cwd=tmp_path, CUDA_VISIBLE_DEVICES="0")[-1])
+    assert found.peak.allocated_bytes == alone_bytes
+    assert [*found.parts.phases] == ["setting up", "first step", "later steps"]
+    assert {"weights", "gradients", "optimizer states"} < {row.kind for row in found.parts.alive}
+    read, of_loop = found.notes
+    assert re.search(r"train.py:10: right = .* reads a value .*: with 0 and with 100 the memory is the same", read)
+    assert "at most 20 optimizer steps ran" in of_loop
+    done = script(tmp_path, "l4", "kept", text=LOOP)
+    assert done.returncode == 3, done.stdout
+    assert "train.py:10: right = " in json.loads(done.stdout)["refused"]
 
 
 OF_ACCELERATE = """

@@ -216,7 +216,9 @@ class Rehearsal(Value):
     parts: PeakParts
     chance_to_fit: float = Field(ge=0, le=1)
     short: str | None = Field(default=None, description="how it ended with the GPU's memory, where that isn't enough")
-    levers: tuple[Lever, ...] = Field(default=(), description="where it doesn't fit: what was tried, in that order")
+    levers: tuple[Lever, ...] | None = Field(
+        default=(), description="where it doesn't fit: what was tried, in that order; None: of a loop nothing can be"
+    )
     refused: str | None = Field(default=None, description="why its memory can't be told here; all else is of no use")
     versions: dict[str, str]
     notes: tuple[str, ...] = ()

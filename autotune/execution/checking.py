@@ -90,6 +90,8 @@ def findings(
         return {"curve": LossCurve(losses=losses, dropout_spread=_dropout_spread(task, trainer))}
     if isinstance(task, SoakTask):
         saver = trainer.pop_callback(CheckpointSaver)
+        if recorder is not None and saver.bytes is not None:
+            recorder.phase_ended("saving")
         host_values.check()
         found: dict[str, Any] = {"eval_batch_size": None, "not_evaluated": reading.not_evaluated}
 

@@ -20,11 +20,11 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.trainer_utils import has_length
 from transformers.utils import is_torch_tf32_available
 
-from autotune.errors import AutotuneError, InputError, MachineError, one_line
+from autotune.errors import AutotuneError, CodeError, InputError, MachineError, one_line
 from autotune.execution import environment, user_code
 from autotune.execution.gradients import reported_split, split_of_loop, split_of_trainer
 from autotune.execution.runner import DESCRIBE_LIMIT_S
-from autotune.execution.user_code import CodeError, looked_at, own_values
+from autotune.execution.user_code import looked_at, own_values
 from autotune.execution.user_data import batch_size, collated_lengths, ends, first_batch, has_rows, lengths_of, view
 from autotune.training.adapters import own_adapter
 from autotune.training.arguments import SEARCHED_ARGUMENTS
@@ -79,7 +79,7 @@ def _described_code(code: OwnCode, directory: Path, data: Path) -> Description:
     try:
         return looked_at(code, directory, lambda trainer, _: Training(trainer, code).described(data))
     except CodeError as error:
-        raise InputError(f"{error} {output}") from error
+        raise type(error)(f"{error} {output}") from error
     except AutotuneError:
         raise
     except Exception as error:

@@ -239,7 +239,7 @@ def run_trial(directory: Path) -> None:
                 if (step := request.workload.own_step) is not None:
                     outcome = trial.run_steps(step)
                 elif (code := request.workload.own_code) is not None:
-                    outcome = trial.run_user_code(code)
+                    outcome = trial.run_loop(code) if code.is_loop else trial.run_user_code(code)
                 else:
                     outcome = trial.run_named_model()
         except (Exception, SystemExit) as error:

@@ -8,64 +8,69 @@ import re
 import threading
 from collections import Counter
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
-from transformers import TrainerCallback
 
 from autotune.execution.guard import MemoryGuard
 from autotune.values.trial import Alive, Memory, PeakParts
 
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
-class PeakRecorder(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
-    """Records from now on; the Trainer's callback, which learns where its tensors lie."""
+
+class PeakRecorder:
+    """Records from now on, and learns where tensors lie from the modules that run and the optimizers that step."""
 
     def __init__(self, guard: MemoryGuard) -> None:
         self._guard, self._stack = guard, threading.local()
-        self._names: dict[int, str] = {}
+        self._models = WeakSet[nn.Module]()  # that no other module calls
+        self._names: dict[int, str] = {}  # of modules
         self._kinds: dict[int, str] = {}  # of blocks, by their address
+        self._steps = Counter[int]()  # of each optimizer
         self._peaks: dict[str, Memory] = {}
         torch.cuda.memory._record_memory_history("all", context=None)
-
-    def watch(self, trainer: Any, *, modules: bool) -> None:
-        """Learn from a Trainer; `modules`: which module runs, too, which would have a compiled one compiled anew."""
-        trainer.add_callback(self)
-        if not modules:
-            return
-        layer = re.compile(r"(?<=\.)\d+(?=\.|$)")
-        self._names = {id(module): layer.sub("*", name) for name, module in trainer.model.named_modules()}
-        self._names[id(trainer.model)] = type(trainer.model).__name__
         nn.modules.module.register_module_forward_pre_hook(self._entered)
         nn.modules.module.register_module_forward_hook(self._left, always_call=True)
+        register_optimizer_step_pre_hook(self._stepping)
+        register_optimizer_step_post_hook(self._stepped)
 
     def _entered(self, module: nn.Module, inputs: Any) -> None:
+        if _is_left_out():
+            return
         stack = self._stack.__dict__.setdefault("names", [])
+        if not stack and module not in self._models:
+            self._models.add(module)
+            inner = module.module if isinstance(module, DistributedDataParallel) else module
+            self._names |= {id(each): _LAYER.sub("*", name) for name, each in inner.named_modules()}
+            self._names |= {id(each): type(each).__name__ for each in (inner, module)}
+        if not self._peaks and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
+            self.phase_ended("setting up")
         stack.append(self._names.get(id(module)) or (stack[-1] if stack else type(module).__name__))
         torch.cuda.memory._set_memory_metadata(stack[-1])
 
     def _left(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if _is_left_out():
+            return
         stack = self._stack.__dict__.setdefault("names", [])
         if stack:
             stack.pop()
         torch.cuda.memory._set_memory_metadata(stack[-1] if stack else "")
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        self._learn("gradients", [p.grad for p in model.parameters()])
+    def _stepping(self, optimizer: Any, *_: Any) -> None:
+        self._learn("gradients", [p.grad for group in optimizer.param_groups for p in group["params"]])
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.phase_ended("setting up")
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._learn("weights", [*kwargs["model"].parameters(), *kwargs["model"].buffers()])
-        optimizer = kwargs["optimizer"]
-        self._learn("optimizer states", tree_leaves(dict(getattr(optimizer, "optimizer", optimizer).state)))
-        self.phase_ended("first step" if state.global_step == 1 else "later steps")
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.phase_ended("saving")
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        for model in self._models:
+            self._learn("weights", [*model.parameters(), *model.buffers()])
+        self._learn("optimizer states", tree_leaves(dict(optimizer.state)))
+        self._guard.step_ended()  # before its peak is begun anew
+        self._steps[id(optimizer)] += 1
+        self.phase_ended("first step" if self._steps[id(optimizer)] == 1 else "later steps")
 
     def _learn(self, kind: str, tensors: list[Any]) -> None:
         for tensor in tensors:
@@ -95,6 +100,11 @@ class PeakRecorder(TrainerCallback):  # type: ignore[misc]  # transformers is un
             for (kind, module), size in sizes.most_common()
         )
         return PeakParts(phases=dict(self._peaks), alive=tuple(alive))
+
+
+def _is_left_out() -> bool:
+    """Whether hooks of modules do nothing: in a compiled graph, which they would end, or a data loader's worker."""
+    return torch.compiler.is_compiling() or torch.cuda._is_in_bad_fork()
 
 
 def _replayed(trace: list[dict[str, Any]]) -> tuple[dict[int, tuple[int, str]], int]:

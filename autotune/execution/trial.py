@@ -11,17 +11,18 @@ import math
 import os
 import statistics
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, set_seed
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 from transformers.trainer_utils import has_length
 
-from autotune.errors import AutotuneError, NoEffectError
+from autotune.errors import AutotuneError, LoopError, NoEffectError
 from autotune.execution import checking, noise, user_code
 from autotune.execution.checking import Reading, arguments_of, keeps_predictions
 from autotune.execution.effects import EffectsProbe
@@ -47,7 +48,7 @@ from autotune.training.recipes import StepCount, recipe_trainer
 from autotune.values.budget import LossTask, ProfileTask, SoakTask
 from autotune.values.hardware import detect
 from autotune.values.time_spent import Stopwatch
-from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, TrialStatus
+from autotune.values.trial import Failure, Measurement, Memory, Outcome, TrialRequest, TrialStatus
 from autotune.values.workload import STEP_FILE, OwnCode, OwnStep
 
 # An fp16 scaler starts at 2^16 and halves at each overflow: it may skip that many steps before the first real one.
@@ -63,6 +64,7 @@ class Trial:
         self.request, self.stopwatch, self.guard = request, stopwatch, guard
         if is_rehearsal():  # its kernels compute nothing
             host_values.install()
+            host_values.assume(request.task.assumed if isinstance(request.task, SoakTask) else None)
         self.data_directory = directory.parent.parent / "data"  # tokenized rows and pickled code, of all trials
         self.device = trial_device(request.device)
         os.environ.update(parallel_variables(request.config))  # which accelerate reads, in the user's own code too
@@ -273,6 +275,33 @@ class Trial:
         with user_code.overlaid(laid, lambda model: user_code.fitted(model, mapping, code)):
             return user_code.run_until_training(code, self.data_directory, on_train)
 
+    def run_loop(self, code: OwnCode) -> Outcome:
+        """Run a loop of the code's own, as it is, for its memory: up to its `OWN_STEPS`-th optimizer step."""
+        timer, recorder = self.timer, self.recorder
+        assert recorder is not None
+        state, control = SimpleNamespace(global_step=0, max_steps=0), SimpleNamespace(should_training_stop=False)
+
+        def ended(*_: Any) -> None:
+            state.global_step += 1
+            timer.on_step_end(None, state, control)
+            timer.on_step_begin(None, state, control)
+
+        os.environ.update(code.variables)
+        timer.on_step_begin(None, state, control)
+        with register_optimizer_step_post_hook(ended), suppress(LoopError):
+            other = self.useless("it trains with a Trainer too")
+            user_code.run_until_training(code, self.data_directory, lambda *_: other)
+        host_values.check()
+        timer.on_train_end(None, state, control)
+        if not timer.step_times_s():
+            return self.useless("its loop makes one optimizer step: the next ones may take more, which isn't seen")
+        if not self.guard.peak().allocated_bytes:
+            return self.useless("it trains without the GPU: perhaps an option chooses its device")
+        self.guard.check()
+        parts = recorder.parts()
+        update = {"memory": Memory.worst_of(list(parts.phases.values())), "parts": parts}
+        return self.measurement(None, {}, None).model_copy(update=update)
+
     def _made_ready(self, code: OwnCode, trainer: Any, probe: EffectsProbe) -> Reading:
         if names := user_code.changed_arguments(trainer.args):
             raise NoEffectError(f"your code sets {', '.join(names)} again after it has made its Trainer")
@@ -314,8 +343,6 @@ class Trial:
         """Train by `train` until the timer has enough, carry out the trial's check, and return what was measured."""
         request, timer, guard = self.request, self.timer, self.guard
         losses = watch_losses(trainer, timer.micro_step_ended, timer.leaves_out)
-        if self.recorder is not None:
-            self.recorder.watch(trainer, modules=request.config.torch_compile_backend is None)
         with checking.around_training(request.task, trainer, reading):
             loss = float(train().training_loss)
         effects = probe.verify(trainer)

@@ -9,7 +9,6 @@ Exception`` catches. `fitted` makes the model of the code a configuration's.
 import functools
 import importlib
 import inspect
-import itertools
 import os
 import pickle
 import runpy
@@ -30,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
 
-from autotune.errors import InputError, one_line
+from autotune.errors import CodeError, InputError, LoopError, one_line
 from autotune.execution import environment
 from autotune.execution.outcome import is_out_of_memory
 from autotune.training.adapters import own_adapter, put_on
@@ -43,7 +42,7 @@ from autotune.values.config import Quantization, TrainConfig
 from autotune.values.hardware import ALLOCATOR_VARIABLE
 from autotune.values.techniques import is_new_weight
 from autotune.values.trial import Rendezvous
-from autotune.values.workload import ACCUMULATION, CODE_FILE, OwnCode, OwnStep
+from autotune.values.workload import ACCUMULATION, CODE_FILE, OWN_STEPS, OwnCode, OwnStep
 
 Found = TypeVar("Found")
 
@@ -52,16 +51,9 @@ _OWN, _LAID = "_autotune_own", "_autotune_laid"
 # Arguments that stay the code's own until its Trainer gets them.
 _LAID_LAST = ("eval_strategy", "save_strategy", "load_best_model_at_end")
 
-# Optimizer steps before `Trainer.train` by which code is taken for a loop of its own, which might go on for hours.
-_MOST_STEPS = 20
-
 
 class _Reached(BaseException):
     """Unwinds the user's code once its training is over."""
-
-
-class CodeError(InputError):
-    """The user's code ended before it trained; the message says how."""
 
 
 def harness(arguments: Any) -> dict[str, Any]:
@@ -184,21 +176,22 @@ def _own_environment() -> Any:
 def run_until_training(code: OwnCode, data: Path, on_train: Callable[[Any, Callable[[], Any]], Found]) -> Found:
     """Run the code up to its first `Trainer.train`; return the result of `on_train(trainer, train)`.
 
-    Pickled code is in the directory `data`. CodeError: the code ended without training.
+    Pickled code is in the directory `data`. CodeError: it ended without `train`; LoopError: after optimizer steps,
+    or it is about to make more than `OWN_STEPS`.
     """
-    original, ended = Trainer.train, "it ended"
+    original, ended, steps = Trainer.train, "it ended", 0
     found: list[Found] = []
     failed: list[BaseException] = []
-    steps = itertools.count(1)
 
     def step(*_: Any) -> None:
-        nonlocal ended
-        if next(steps) > _MOST_STEPS:
-            ended = f"it made {_MOST_STEPS} optimizer steps"
+        nonlocal ended, steps
+        if steps == OWN_STEPS:
+            ended = f"it made {OWN_STEPS} optimizer steps"
             raise _Reached
+        steps += 1
 
     def train(trainer: Any, *args: Any, **kwargs: Any) -> None:
-        by_itself.remove()
+        own_steps.remove()
         if not found and not failed:
             try:
                 with patch.object(Trainer, "train", original):
@@ -210,11 +203,15 @@ def run_until_training(code: OwnCode, data: Path, on_train: Callable[[Any, Calla
             patches.enter_context(patch.object(owner, name, train))
         raise _Reached
 
+    def spawn(*_: Any, **__: Any) -> None:
+        raise CodeError(f"{code.file}: it starts processes itself, by torch.multiprocessing; have torchrun start it")
+
     try:
         with suppress(_Reached), ExitStack() as patches:
             patches.enter_context(patch.object(Trainer, "train", train))
+            patches.enter_context(patch.object(torch.multiprocessing, "spawn", spawn))
             patches.enter_context(_own_environment())
-            by_itself = patches.enter_context(register_optimizer_step_pre_hook(step))
+            own_steps = patches.enter_context(register_optimizer_step_pre_hook(step))
             if torch.distributed.is_initialized():  # the ranks have met, and stay together when the code has ended
                 for name in ("init_process_group", "destroy_process_group"):
                     patches.enter_context(patch.object(torch.distributed, name, lambda *args, **kwargs: None))
@@ -235,10 +232,9 @@ def run_until_training(code: OwnCode, data: Path, on_train: Callable[[Any, Calla
     if failed:
         raise failed[0]
     if not found:
-        raise CodeError(
-            f"{code.file}: {ended} without having called Trainer.train, which is what is tuned; "
-            "for a loop of your own there is autotune.find(step=...)"
-        )
+        untuned = f"{code.file}: {ended} without having called Trainer.train, which is what is tuned; "
+        untuned += "for a loop of your own there is autotune.find(step=...)"
+        raise LoopError(f"{untuned}, and for its memory --gpu GPU --dry-run") if steps else CodeError(untuned)
     return found[0]
 
 

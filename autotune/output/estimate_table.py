@@ -283,14 +283,14 @@ def rehearsal_table(found: Rehearsal) -> RenderableType:
     device = f"{f'{found.devices} x ' * (found.devices > 1)}{found.gpu} of {show_memory(found.memory_bytes)}"
     lines = [f"{'fits' if found.chance_to_fit >= 0.5 else 'does not fit'} {device} (chance {_chance(found)})"]
     lines += [f"with that much memory: {found.short}"] if found.short else []
-    for lever in found.levers:
+    for lever in found.levers or ():
         takes = "fails" if lever.memory is None else f"takes {show_memory(lever.memory.peak_bytes)}"
         fits = "fits" if lever.chance_to_fit >= 0.5 else "does not fit"
         others = [change.knob for change in lever.changes if change.allowance is not Allowance.EXACT]
         same = "the same training" + ", if its gradient doesn't depend on the micro-batch," * (MICRO_BATCH in others)
         same += ", rounded in other places," * any(knob != MICRO_BATCH for knob in others)
         lines.append(f"{same} with {shown_changes(lever.changes)}: {takes}, {fits}")
-    if found.short and not found.levers:
+    if found.short and found.levers == ():
         lines.append("no other configuration of the same training is expected to fit")
     return Group(
         Text(f"{found.workload.model.name}, on a stand-in for {device}", style="bold"),
@@ -313,6 +313,7 @@ def cards_table(found: Sequence[Rehearsal]) -> RenderableType:
     lines += [f"not told: {', '.join(names)}: {reason}" for reason, names in refused.items()]
     if any(fits == "no" for *_, fits, _ in rows):
         lines.insert(0, "no: near capacity unused blocks can be given back, which --gpu with that device alone tries")
+    lines += [f"note: {note}" for note in found[0].notes]
     devices = f", on {found[0].devices} devices" if found[0].devices > 1 else ""
     title, right = Text(f"{found[0].workload.model.name}{devices}", style="bold"), ("GiB", "takes", "chance")
     return Group(title, table_of(("device", "GiB", "takes", "fits", "chance"), rows, right=right), *map(Text, lines))

@@ -39,6 +39,7 @@ class Launched(NamedTuple):
     words: list[str]
     processes: int | Literal["all"] | None = None  # None: there is no launcher
     arguments: Mapping[str, Any] = MappingProxyType({})  # of the Trainer: precision, FSDP or DeepSpeed
+    variables: Mapping[str, str] = MappingProxyType({})  # by which it tells an `Accelerator` of the script's own
 
 
 def without_launcher(command: Sequence[str]) -> Launched:
@@ -76,8 +77,14 @@ def without_launcher(command: Sequence[str]) -> Launched:
             where = "--nodes has machines, CUDA_VISIBLE_DEVICES devices, and your TrainingArguments how they train"
             raise InputError(f"{words[0]}: {name} {value}: autotune starts the processes itself; {where}")
     kind = [] if getattr(told, "no_python", False) else ["python", *["-m"] * bool(told.module)]
-    given = {} if words[0] == "torchrun" else _asked_of_accelerate(told)
-    return Launched([*kind, told.training_script, *told.training_script_args], processes, given)
+    script = [*kind, told.training_script, *told.training_script_args]
+    if words[0] == "torchrun":
+        return Launched(script, processes)
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    made = prepare_multi_gpu_env(told).items()
+    variables = {name: value for name, value in made if name.startswith(("ACCELERATE_", "FSDP_"))}
+    return Launched(script, processes, _asked_of_accelerate(told), variables)
 
 
 def _asked_of_accelerate(told: argparse.Namespace) -> dict[str, Any]:
@@ -108,7 +115,7 @@ def _asked_of_accelerate(told: argparse.Namespace) -> dict[str, Any]:
 
 def code_of(command: Sequence[str]) -> OwnCode:
     """Return the script that a command line runs; InputError: it runs none, or by another launcher or Python."""
-    words, processes, arguments = without_launcher(command)
+    words, processes, arguments, variables = without_launcher(command)
     if not words:
         raise InputError("no script: write its command line after --, as `autotune script -- python train.py`")
     shown, first = " ".join(command), words[0]
@@ -128,6 +135,6 @@ def code_of(command: Sequence[str]) -> OwnCode:
         raise InputError(f"{shown}: expected a script, as `python train.py` or `python -m package.train`")
     if not is_module and not Path(words[0]).is_file():
         raise InputError(f"{words[0]}: no such script")
-    where = {"is_module": is_module, "directory": str(Path.cwd())}
+    where = {"is_module": is_module, "directory": str(Path.cwd()), "variables": dict(variables)}
     launched = dict(arguments) if arguments or processes not in (None, 1) else None
     return OwnCode(kind="script", shown=shown, command=tuple(words), launched=launched, **where)

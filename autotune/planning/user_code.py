@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import InputError, suggestion
+from autotune.errors import CodeError, InputError, LoopError, suggestion
 from autotune.planning.launchers import code_of, without_launcher
 from autotune.planning.options import SearchOptions, WorkloadOptions
 from autotune.planning.plan import SearchPlan
@@ -21,10 +21,11 @@ from autotune.planning.planner import Describe, Start, Subject, baseline_of, def
 from autotune.planning.workload import check_batch
 from autotune.space.file import Parameter, SpaceFile, load_space
 from autotune.space.knobs import MICRO_BATCH, OWN, PARAMETERS, make_config, make_point, problem
+from autotune.stand_in.device import is_rehearsal
 from autotune.training.baseline import UserArguments, baseline_config
 from autotune.training.trainer_pickle import maker_of, pickled
 from autotune.value import sha256_of
-from autotune.values.config import OwnValues, Precision, Scalar, TrainConfig
+from autotune.values.config import OwnValues, Parallelism, Precision, Scalar, TrainConfig
 from autotune.values.hardware import cuda_count
 from autotune.values.model import ModelFacts, ModelSpec, Task
 from autotune.values.trial import DescribeRequest, Description, ExamineRequest
@@ -85,7 +86,16 @@ class UserTrainer(Subject):
             model=spec, task=Task.OWN, sequence_length=1, global_batch_size=None, seed=options.seed, own_code=self.code
         )
         space = start.space()
-        about = describe(DescribeRequest(workload=workload))
+        try:
+            about = describe(DescribeRequest(workload=workload))
+        except CodeError as error:  # it may end at once where it is alone, without the other processes
+            if not is_rehearsal() or not (isinstance(error, LoopError) or start.devices[0] > 1):
+                raise
+            if "deepspeed" in (self.code.launched or {}):
+                raise InputError(f"{shown}: a loop of its own under DeepSpeed can't be rehearsed") from None
+            workload = workload.model_copy(update={"own_code": self.code.model_copy(update={"is_loop": True})})
+            alone = TrainConfig(per_device_train_batch_size=1, parallelism=Parallelism(world_size=start.devices[0]))
+            return start.plan_from(workload, Description(facts=space.facts), space, baseline=alone, record=False)
         found = about.own
         assert found is not None
         arguments = UserArguments(found.arguments, found.fixed, "your TrainingArguments")

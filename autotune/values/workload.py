@@ -118,6 +118,10 @@ class Traits(Value):
     recipe: Literal["sft", "dpo", "reward", "kto"] | None = None
 
 
+# Optimizer steps before `Trainer.train` by which code is taken for a loop of its own, which might go on for hours.
+OWN_STEPS = 20
+
+
 class OwnCode(Traits):
     """A script or a pickled function that makes a Trainer, and what a search may change of its training."""
 
@@ -125,10 +129,12 @@ class OwnCode(Traits):
     shown: str  # the code as the user named it
     command: tuple[str, ...] = ()  # script: path or module, followed by its arguments
     is_module: bool = False  # whether the script is a module, as for python -m
+    is_loop: bool = False  # whether it trains in a loop of its own, which can be rehearsed but not tuned
     directory: str  # working directory of the code
     sha256: str = ""  # pickled code: digest of `CODE_FILE`; a file with another digest is not loaded
     held: dict[str, Held] = Field(default_factory=dict)  # knobs that can't be changed, by name
     launched: dict[str, Any] | None = None  # arguments that a launcher sets where the code doesn't; None: it is alone
+    variables: dict[str, str] = Field(default_factory=dict)  # of its launcher, which a loop of its own may read
 
     @property
     def name(self) -> str:

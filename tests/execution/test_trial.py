@@ -394,6 +394,7 @@ FAILING = {
     "raise SystemExit(3)": "it ended with exit code 3 without having called",
     "raise SystemExit('no texts')": "it ended: no texts, without having called",
     "import torch\nwhile True: torch.optim.SGD([torch.ones(1)]).step()": "it made 20 optimizer steps without having",
+    "import torch.multiprocessing as mp\nmp.spawn(print, nprocs=2)": "starts processes itself, by torch.multiproc",
     "raise SystemExit(2)": r"options that it lacks or doesn't know \(those of autotune stand before --\), with",
     "import os; os._exit(7)": "ended with exit code 7 before it trained",
     "1 / 0": "failed before it trained: ZeroDivisionError: division by zero",

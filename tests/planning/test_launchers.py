@@ -124,6 +124,9 @@ def test_settings_of_accelerate_stand_for_arguments_of_the_trainer(settings, arg
     words = ["accelerate", "launch", "--config_file", "a.yaml", "train.py"]
     assert (code_of(words).launched, code_of(words[-1:]).launched) == (arguments, None)
     assert without_launcher(words).processes == 4
+    told = {"bf16": ("bf16", "true"), "fp16": ("fp16", None)}.get(next(iter(arguments), ""), ("no", None))
+    variables = code_of(words).variables  # for an `Accelerator` of a loop
+    assert (variables["ACCELERATE_MIXED_PRECISION"], variables.get("ACCELERATE_USE_FSDP")) == told
 
 
 @pytest.mark.parametrize("words", ["torchrun --nproc_per_node 2 train.py", "accelerate launch train.py"])

@@ -14,7 +14,7 @@ from plans import Looked, begun
 
 import autotune
 from autotune.api import subject_of
-from autotune.errors import InputError
+from autotune.errors import InputError, LoopError
 from autotune.output.gather import command
 from autotune.planning.launchers import code_of
 from autotune.planning.options import SearchOptions, options_of
@@ -71,6 +71,22 @@ def plan_of_script(fix=(), facts=None, hardware=None, **fields):
     description = Description(facts=facts or make_facts(), lengths=lengths, own=OwnFound(**{**defaults, **fields}))
     start = dataclasses.replace(begun(options), hardware=hardware or make_hardware())
     return UserTrainer(options, script=SCRIPT).plan(start, Looked(found=description))
+
+
+def test_a_loop_is_planned_as_it_is_for_a_rehearsal_alone_and_not_under_deepspeed(here, monkeypatch):
+    def looked(request):
+        raise LoopError("it made 20 optimizer steps")
+
+    words = ["accelerate", "launch", "--num_processes", "2", *SCRIPT[1:]]
+    subject, start = UserTrainer(SearchOptions(model=""), script=words), begun(SearchOptions(model="", devices=2))
+    with pytest.raises(LoopError):
+        subject.plan(start, looked)
+    monkeypatch.setenv("AUTOTUNE_STAND_IN", "1")
+    made = subject.plan(start, looked)
+    assert (made.workload.own_code.is_loop, made.baseline.parallelism.world_size, made.record) == (True, 2, False)
+    words[2:2] = ["--use_deepspeed"]
+    with pytest.raises(InputError, match="a loop of its own under DeepSpeed can't be rehearsed"):
+        UserTrainer(SearchOptions(model=""), script=words).plan(start, looked)
 
 
 def test_the_codes_own_arguments_are_the_baseline_at_which_what_it_decides_is_held():
