@@ -276,7 +276,7 @@ class Trial:
             return user_code.run_until_training(code, self.data_directory, on_train)
 
     def run_loop(self, code: OwnCode) -> Outcome:
-        """Run a loop of the code's own, as it is, for its memory: up to its `OWN_STEPS`-th optimizer step."""
+        """Run a loop of the code's own, as it is, for its memory: up to an optimizer's step `OWN_STEPS`."""
         timer, recorder = self.timer, self.recorder
         assert recorder is not None
         state, control = SimpleNamespace(global_step=0, max_steps=0), SimpleNamespace(should_training_stop=False)

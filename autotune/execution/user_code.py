@@ -179,16 +179,16 @@ def run_until_training(code: OwnCode, data: Path, on_train: Callable[[Any, Calla
     Pickled code is in the directory `data`. CodeError: it ended without `train`; LoopError: after optimizer steps,
     or it is about to make more than `OWN_STEPS`.
     """
-    original, ended, steps = Trainer.train, "it ended", 0
+    original, ended, steps = Trainer.train, "it ended", Counter[int]()  # of each optimizer
     found: list[Found] = []
     failed: list[BaseException] = []
 
-    def step(*_: Any) -> None:
-        nonlocal ended, steps
-        if steps == OWN_STEPS:
+    def step(optimizer: Any, *_: Any) -> None:
+        nonlocal ended
+        if steps[id(optimizer)] == OWN_STEPS:
             ended = f"it made {OWN_STEPS} optimizer steps"
             raise _Reached
-        steps += 1
+        steps[id(optimizer)] += 1
 
     def train(trainer: Any, *args: Any, **kwargs: Any) -> None:
         own_steps.remove()
