@@ -174,7 +174,7 @@ def explain(
     limit_s = options_of(SearchOptions, {"model": "", "max_time": max_time}).max_time_s
     with console.progress(quiet=quiet, verbose=verbose) as progress:
         found = explained(run_dir, max_time_s=limit_s, trust_run_dir=trust_run_dir, observer=progress)
-    document = {**found.model_dump(mode="json"), "together": found.together, "settled": found.is_settled}
+    document = {**found.model_dump(mode="json"), "settled": found.is_settled}
     console.show(document, explanation_table(found), as_json=as_json)
     if not (as_json or quiet):
         console.print_text(f"`autotune report {shlex.quote(str(run_dir))}` shows it")

@@ -40,7 +40,7 @@ class PeakRecorder:
         register_optimizer_step_post_hook(self._stepped)
 
     def _entered(self, module: nn.Module, inputs: Any) -> None:
-        if _is_left_out():
+        if torch.compiler.is_compiling() or torch.cuda._is_in_bad_fork():  # of a graph; of a loader's worker
             return
         stack = self._stack.__dict__.setdefault("names", [])
         if not stack and module not in self._models:
@@ -54,7 +54,7 @@ class PeakRecorder:
         torch.cuda.memory._set_memory_metadata(stack[-1])
 
     def _left(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if _is_left_out():
+        if torch.compiler.is_compiling() or torch.cuda._is_in_bad_fork():
             return
         stack = self._stack.__dict__.setdefault("names", [])
         if stack:
@@ -100,11 +100,6 @@ class PeakRecorder:
             for (kind, module), size in sizes.most_common()
         )
         return PeakParts(phases=dict(self._peaks), alive=tuple(alive))
-
-
-def _is_left_out() -> bool:
-    """Whether hooks of modules do nothing: in a compiled graph, which they would end, or a data loader's worker."""
-    return torch.compiler.is_compiling() or torch.cuda._is_in_bad_fork()
 
 
 def _replayed(trace: list[dict[str, Any]]) -> tuple[dict[int, tuple[int, str]], int]:

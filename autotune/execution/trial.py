@@ -64,7 +64,6 @@ class Trial:
         self.request, self.stopwatch, self.guard = request, stopwatch, guard
         if is_rehearsal():  # its kernels compute nothing
             host_values.install()
-            host_values.assume(request.task.assumed if isinstance(request.task, SoakTask) else None)
         self.data_directory = directory.parent.parent / "data"  # tokenized rows and pickled code, of all trials
         self.device = trial_device(request.device)
         os.environ.update(parallel_variables(request.config))  # which accelerate reads, in the user's own code too
@@ -289,8 +288,7 @@ class Trial:
         os.environ.update(code.variables)
         timer.on_step_begin(None, state, control)
         with register_optimizer_step_post_hook(ended), suppress(LoopError):
-            other = self.useless("it trains with a Trainer too")
-            user_code.run_until_training(code, self.data_directory, lambda *_: other)
+            user_code.run_until_training(code, self.data_directory, lambda *_: None)
         host_values.check()
         timer.on_train_end(None, state, control)
         if not timer.step_times_s():

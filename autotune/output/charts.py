@@ -180,7 +180,7 @@ def contributions(found: Explanation | None) -> Figure | None:
     """Return the chart of each knob's factor with its 95 % interval; factors that aren't told are left out."""
     parts = () if found is None else found.contributions
     rows = [] if found is None else contribution_rows(found)
-    shown = [(row, part) for row, part in zip(rows, parts, strict=False) if part.ratio and row[1] != COULD_NOT_TELL]
+    shown = [(row, part) for row, part in zip(rows, parts, strict=True) if part.ratio and row[1] != COULD_NOT_TELL]
     if not shown:
         return None
     label = f"Factors of the throughput that {len(shown)} knobs of the winner brought"

@@ -93,11 +93,8 @@ def explained(report: RunReport) -> str:
         return "The baseline itself is the winner: there is no knob to explain." if result is not None else ""
     words = (
         "Each factor is the winner's throughput over that of the winner with this knob put back to the baseline's "
-        "value. Independent knobs multiply to the whole; where they don't, “together” is the rest"
+        "value. Independent knobs multiply to the whole."
     )
-    words += ": below 1 they overlap, above 1 they help each other." if found.together is not None else "."
-    if any(c.ratio is None for c in found.contributions) and found.together is not None:
-        words += " What has no factor of its own is in it, too."
     if not found.is_settled:
         words += (
             " Part of it is only told by trials of the search that differ in one knob, not run in turn: "

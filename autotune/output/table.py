@@ -321,7 +321,7 @@ def explanation_table(found: Explanation) -> RenderableType:
 
 
 def contribution_rows(found: Explanation) -> list[tuple[str, str, str]]:
-    """Return change, factor and evidence of each knob, and in the last row the interaction."""
+    """Return change, factor and evidence of each knob."""
     rows = []
     for part in found.contributions:
         knobs = ", ".join(f"{short_name(c.knob)} {c.before} → {c.after}" for c in part.changes)
@@ -334,7 +334,4 @@ def contribution_rows(found: Explanation) -> list[tuple[str, str, str]]:
             kind = "explain trials" if any(label.startswith("explain ") for label in part.trials) else "trials"
             known = _BASIS[part.basis] + (f" ({kind} {numbers})" if numbers else "")
         rows.append((knobs, factor, known))
-    if found.together is not None:
-        together = show_ratio(found.together, found.together_interval)
-        rows.append(("together", together, "the total beyond the product of the parts"))
     return rows

@@ -4,7 +4,6 @@
 `output.gather` makes the report of a run.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -215,7 +214,7 @@ class Contribution(Value):
 
 
 class Explanation(Value):
-    """The contribution of each knob of a winner, and their interaction."""
+    """The contribution of each knob of a winner."""
 
     winner: TrainConfig
     winner_samples_per_second: float | None
@@ -228,28 +227,6 @@ class Explanation(Value):
     @property
     def is_settled(self) -> bool:
         return all(c.is_settled for c in self.contributions)
-
-    @property
-    def together(self) -> float | None:
-        """The interaction: the total ratio over the product of the single ratios.
-
-        Below 1 the knobs overlap, above 1 they reinforce each other; it includes knobs without a ratio. None for a
-        single knob, whose ratio is the total.
-        """
-        if self.total is None or len(self.contributions) < 2 or not any(c.ratio for c in self.contributions):
-            return None
-        return self.total / math.prod(c.ratio for c in self.contributions if c.ratio)
-
-    @property
-    def together_interval(self) -> Interval | None:
-        """The interval of the interaction; half of each part's variance is the winner's, and these errors add up."""
-        together, intervals = self.together, [self.total_interval, *(c.interval for c in self.contributions if c.ratio)]
-        known = [i for i in intervals if i is not None and i.low > 0 and math.isfinite(i.high)]
-        if together is None or len(known) < len(intervals):
-            return None
-        whole, *parts = (math.log(i.high / i.low) / 2 for i in known)
-        half = math.sqrt(whole**2 + sum(part**2 for part in parts) / 2 + sum(parts) ** 2 / 2)
-        return Interval(low=together * math.exp(-half), high=together * math.exp(half))
 
 
 class Breakdown(Value):

@@ -61,7 +61,6 @@ def test_the_winner_and_each_removal_are_run_in_turn_and_what_a_knob_brought_is_
         "per_device_train_batch_size": pytest.approx(1.1),
     }
     assert {c.basis for c in found.contributions} == {"in turn"}
-    assert found.together == pytest.approx(found.total / (1.5 * 1.1 / 1.2 * 1.2 * 1.1))
 
 
 def test_trials_lie_apart_from_the_search_which_can_be_gone_on_with(explained):

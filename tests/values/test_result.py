@@ -1,9 +1,7 @@
 """Trials in a line each, and the interaction of knobs beyond the product of their contributions."""
 
 import math
-import random
 
-import pytest
 from factories import OUT_OF_MEMORY, make_config, make_contribution, make_result
 
 from autotune.values.result import Contribution, Explanation, TrialRow, rows_of
@@ -44,32 +42,6 @@ def explained(total: float | None, *parts: Contribution, half: float | None = No
         winner=make_config(), winner_samples_per_second=total, baseline_samples_per_second=1.0, total=total,
         total_interval=around(total, half), contributions=parts,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("total", "parts", "together"),
-    [
-        (6.0, [part(2.0), part(2.0)], 1.5), (3.0, [part(2.0), part(2.0)], 0.75),
-        (3.0, [part(2.0), part(None, basis="fails")], 1.5), (2.0, [part(2.0)], None),
-        (None, [part(2.0), part(2.0)], None), (2.0, [part(None), part(None)], None),
-    ],
-)  # fmt: skip
-def test_together_is_the_total_over_the_product_of_the_parts_if_there_are_several(total, parts, together):
-    assert explained(total, *parts).together == (together and pytest.approx(together))
-
-
-@pytest.mark.parametrize("knobs", [2, 6])
-def test_its_interval_holds_the_truth_where_all_parts_share_the_winner_s_trials(knobs):
-    """Six parts taken as independent held it in 73 of 100 cases."""
-    noise, cases, held = random.Random(3), 400, 0
-    for _ in range(cases):
-        winner, *without = (noise.gauss(0.0, 0.02) for _ in range(knobs + 1))
-        total = noise.gauss(0.0, 0.02) - noise.gauss(0.0, 0.02)
-        half = 1.96 * 0.02 * math.sqrt(2)
-        parts = [part(math.exp(winner - other), half) for other in without]
-        interval = explained(math.exp(total), *parts, half=half).together_interval
-        held += interval.low <= 1.0 <= interval.high
-    assert 0.93 <= held / cases <= 0.975
 
 
 def test_it_is_settled_when_no_knob_could_be_measured_better():

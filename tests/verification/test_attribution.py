@@ -1,7 +1,5 @@
 """What each knob brought: what can be taken away, what trials tell of it, and which of them tell most."""
 
-import math
-
 import pytest
 from factories import OUT_OF_MEMORY, make_config, make_failure, make_measurement, make_plan, make_result, make_workload
 
@@ -147,32 +145,6 @@ def test_a_trial_that_the_search_cut_short_tells_nothing_and_what_it_refused_say
     assert (told.basis, told.is_settled) == ("slow", True)  # a trial to explain has all the time that any may take
 
 
-def width(interval):
-    return math.log(interval.high / interval.low)
-
-
-@pytest.mark.parametrize(("without_bf16", "together"), [(20.0, 1.0), (15.0, 0.75)], ids=["independent", "overlapping"])
-def test_what_knobs_bring_beyond_their_parts_is_less_sure_than_the_total_and_each_part(without_bf16, together):
-    search = Search()
-    search.finals((BASE, 10.0), (BEST, 30.0), (PLAIN, without_bf16), (SMALL, 15.0))
-    found = search.explain()
-    assert found.is_settled
-    assert found.total == pytest.approx(3.0)
-    assert found.together == pytest.approx(together) == found.total / math.prod(c.ratio for c in found.contributions)
-    parts = [width(c.interval) for c in found.contributions]
-    assert width(found.together_interval) >= math.hypot(width(found.total_interval), *parts)
-    assert found.together_interval.low < together < found.together_interval.high
-
-
-def test_a_part_without_an_end_leaves_the_rest_without_one():
-    search = Search()
-    search.run(PLAIN, make_measurement(20.0, step_times_s=(0.8,)))
-    search.finals((BASE, 10.0), (BEST, 30.0))
-    found = search.explain()
-    assert found.together is not None
-    assert found.together_interval is None
-
-
 def test_a_single_knob_is_the_whole_a_baseline_that_won_has_none_and_without_a_baseline_there_is_no_total():
     won = Search(best=BASE, rate=11.0)
     assert explanation_of(won.plan, won.answer(), won.trials) is None
@@ -181,10 +153,9 @@ def test_a_single_knob_is_the_whole_a_baseline_that_won_has_none_and_without_a_b
     found = single.explain()
     assert [c.basis for c in found.contributions] == ["in turn"]  # what is left without it is the baseline
     assert found.contributions[0].ratio == pytest.approx(found.total)
-    assert found.together is None
     search = Search()
     search.trials[0] = make_result(BASE, OUT_OF_MEMORY, purpose=Purpose.BASELINE)
     search.finals((BEST, 30.0), (PLAIN, 20.0))
     found = search.explain()
-    assert (found.total, found.together, found.baseline_samples_per_second) == (None, None, None)
+    assert (found.total, found.baseline_samples_per_second) == (None, None)
     assert of(found, "precision").ratio == pytest.approx(1.5)
