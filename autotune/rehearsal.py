@@ -2,7 +2,8 @@
 
 The libraries of the stand-in are built once below `$AUTOTUNE_HOME` and preloaded into a child process alone, so that
 nothing of the user's environment changes. The child is autotune as it is on a machine with that GPU: it looks at the
-code, and runs the trial of a soak: three optimizer steps on the longest samples, a checkpoint, an evaluation.
+code, and runs the trial of a soak: three optimizer steps on the longest samples, a checkpoint, an evaluation. A loop of
+the code's own runs as it is, for some steps.
 
     python -m autotune.rehearsal GPU FOLDER SHA256 PARENT     # the child
 """
@@ -68,7 +69,7 @@ def rehearse(
     Args:
         gpu: A name of the table of GPUs, such as 'a100-80gb'.
         devices: So many train it together, by the code's own arguments: DDP, or FSDP [1, or as its launcher says].
-        script: The command line of a script that calls `Trainer.train`, such as ``["python", "train.py", "--bf16"]``.
+        script: The command line of a script, with a Trainer or a loop of its own: ``["python", "train.py", "--bf16"]``.
         trainer: A `transformers.Trainer` of your own.
         make_trainer: A function that makes such a Trainer.
 

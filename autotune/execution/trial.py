@@ -287,8 +287,9 @@ class Trial:
 
         os.environ.update(code.variables)
         timer.on_step_begin(None, state, control)
+        other = self.useless("beside other processes it trains by Trainer.train, and ends without it where it is alone")
         with register_optimizer_step_post_hook(ended), suppress(LoopError):
-            user_code.run_until_training(code, self.data_directory, lambda *_: None)
+            return user_code.run_until_training(code, self.data_directory, lambda *_: other)
         host_values.check()
         timer.on_train_end(None, state, control)
         if not timer.step_times_s():

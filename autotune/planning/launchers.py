@@ -82,9 +82,13 @@ def without_launcher(command: Sequence[str]) -> Launched:
         return Launched(script, processes)
     from accelerate.utils.launch import prepare_multi_gpu_env
 
-    made = prepare_multi_gpu_env(told).items()
+    given, told.main_process_port = _asked_of_accelerate(told), 0  # any: nothing listens there
+    try:
+        made = prepare_multi_gpu_env(told).items()
+    except ValueError as error:
+        raise InputError(f"accelerate: {one_line(error)}") from None
     variables = {name: value for name, value in made if name.startswith(("ACCELERATE_", "FSDP_"))}
-    return Launched(script, processes, _asked_of_accelerate(told), variables)
+    return Launched(script, processes, given, variables)
 
 
 def _asked_of_accelerate(told: argparse.Namespace) -> dict[str, Any]:

@@ -129,6 +129,13 @@ def test_settings_of_accelerate_stand_for_arguments_of_the_trainer(settings, arg
     assert (variables["ACCELERATE_MIXED_PRECISION"], variables.get("ACCELERATE_USE_FSDP")) == told
 
 
+def test_settings_that_accelerate_itself_refuses_are_told_in_its_words(here):
+    contrary = "  fsdp_cpu_ram_efficient_loading: true\n  fsdp_sync_module_states: false\n"
+    (here / "a.yaml").write_text(f"{FSDP}{contrary}compute_environment: LOCAL_MACHINE\nnum_machines: 1\n")
+    with pytest.raises(InputError, match=r"accelerate: When using .*set `--fsdp_sync_module_states`"):
+        code_of(["accelerate", "launch", "--config_file", "a.yaml", "train.py"])
+
+
 @pytest.mark.parametrize("words", ["torchrun --nproc_per_node 2 train.py", "accelerate launch train.py"])
 def test_where_torch_can_not_be_imported_the_script_is_to_be_named_alone(words, monkeypatch):
     for name in ("torch.distributed.run", "accelerate.commands.launch"):

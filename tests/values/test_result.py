@@ -1,11 +1,9 @@
-"""Trials in a line each, and the interaction of knobs beyond the product of their contributions."""
-
-import math
+"""Trials in a line each, and when an explanation of the winner is settled."""
 
 from factories import OUT_OF_MEMORY, make_config, make_contribution, make_result
 
-from autotune.values.result import Contribution, Explanation, TrialRow, rows_of
-from autotune.values.trial import Interval, Purpose, TrialStatus
+from autotune.values.result import Explanation, TrialRow, rows_of
+from autotune.values.trial import Purpose, TrialStatus
 
 
 def test_trials_ended_one_after_the_other_where_they_do_not_tell_else_pauses_are_left_out():
@@ -26,24 +24,13 @@ def test_trials_that_explain_have_numbers_of_their_own_and_a_failure_its_cause_a
     assert not row.is_compared
 
 
-def part(ratio: float | None, half: float | None = None, basis: str = "in turn") -> Contribution:
-    return make_contribution("tf32", ratio, basis, interval=around(ratio, half))
+def test_an_explanation_is_settled_when_no_knob_could_be_measured_better():
+    def explained(*bases: str) -> Explanation:
+        parts = tuple(
+            make_contribution("tf32", 2.0 if basis in ("in turn", "once") else None, basis) for basis in bases
+        )
+        rates = {"winner_samples_per_second": 4.0, "baseline_samples_per_second": 1.0}
+        return Explanation(winner=make_config(), **rates, total=4.0, contributions=parts)
 
-
-def around(ratio: float | None, half: float | None) -> Interval | None:
-    """The interval of a ratio that is `half` wide to each side, in logarithms."""
-    if ratio is None or half is None:
-        return None
-    return Interval(low=ratio * math.exp(-half), high=ratio * math.exp(half))
-
-
-def explained(total: float | None, *parts: Contribution, half: float | None = None) -> Explanation:
-    return Explanation(
-        winner=make_config(), winner_samples_per_second=total, baseline_samples_per_second=1.0, total=total,
-        total_interval=around(total, half), contributions=parts,
-    )  # fmt: skip
-
-
-def test_it_is_settled_when_no_knob_could_be_measured_better():
-    assert explained(4.0, part(2.0), part(None, basis="fails"), part(None, basis="slow")).is_settled
-    assert not explained(4.0, part(2.0), part(2.0, basis="once")).is_settled
+    assert explained("in turn", "fails", "slow").is_settled
+    assert not explained("in turn", "once").is_settled

@@ -145,6 +145,14 @@ def test_a_trial_that_the_search_cut_short_tells_nothing_and_what_it_refused_say
     assert (told.basis, told.is_settled) == ("slow", True)  # a trial to explain has all the time that any may take
 
 
+def test_what_finals_have_measured_without_each_knob_settles_the_explanation():
+    search = Search()
+    search.finals((BASE, 10.0), (BEST, 30.0), (PLAIN, 20.0), (SMALL, 15.0))
+    found = search.explain()
+    assert found.is_settled
+    assert found.total == pytest.approx(3.0)
+
+
 def test_a_single_knob_is_the_whole_a_baseline_that_won_has_none_and_without_a_baseline_there_is_no_total():
     won = Search(best=BASE, rate=11.0)
     assert explanation_of(won.plan, won.answer(), won.trials) is None
