@@ -31,6 +31,14 @@ def is_of_a_trial(process: psutil.Process) -> bool:
     return False
 
 
+def nodes_of_trials() -> list[str]:
+    """Return the ids of the nodes that are reserved for trials, those of each trial in the order of their ranks."""
+    from ray.util import placement_group_table
+
+    groups = [group for group in placement_group_table().values() if group["state"] == "CREATED"]
+    return [group["bundles_to_node_id"][rank] for group in groups for rank in sorted(group["bundles_to_node_id"])]
+
+
 def behaving(directory: Path, device: str) -> Runner:
     """Real trials, or misbehaving ones."""
     return LocalRunner(directory, detect(device), entry="misbehaving:behave")

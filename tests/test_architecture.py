@@ -163,7 +163,7 @@ def users_of(package: str) -> set[str]:
 def test_one_folder_knows_each_of_these_libraries():
     assert users_of("optuna") == {"search.sampler", "search.tuner", "storage.record", "storage.writer"}
     assert users_of("sqlalchemy") == {"storage.record"}
-    assert users_of("ray") == {"execution.cluster", "execution.ray_pool", "execution.share"}
+    assert users_of("ray") == {"execution.cluster", "execution.ray_pool"}
 
 
 def test_values_import_nothing_heavy():

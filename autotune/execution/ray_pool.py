@@ -1,168 +1,197 @@
-"""Runs trials on the nodes of a Ray cluster: places on them, as a pool.
+"""Runs trials on the nodes of a Ray cluster, as a pool.
 
-A place is a placement group of Ray's with a bundle on each node that a trial is spread over, and an actor in each that
-keeps a launcher, which has imported everything. Ray finds nodes by their labels, and waits while others use them. A
-place that loses an actor or a node is given up, and its trial runs again, once, at another. The search stays in one
-process, with a thread for each trial that runs. Trials of a place run in a directory of its number: the next actor that
-serves it on a node ends what an actor that died there has left.
+A trial reserves a placement group of Ray's with a bundle on each node that it is spread over; Ray finds nodes by their
+labels, and waits while others use them. In each bundle a task runs the node's ranks. Its worker keeps a launcher, which
+has imported everything, for the next trial that Ray gives it. A trial that loses a worker or a node runs again, once.
+The search stays in one process, with a thread for each trial that runs.
 """
 
 import contextlib
 import hashlib
-import itertools
 import logging
 import math
+import os
+import pkgutil
+import shutil
 import socket
+import stat
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import psutil
 
 from autotune.errors import AutotuneError, InfrastructureError, one_line
+from autotune.execution import environment
 from autotune.execution.cluster import Cluster, Node
-from autotune.execution.outcome import outcome_of_nodes
+from autotune.execution.outcome import log_file, outcome_of_nodes, read_tail
 from autotune.execution.places import goes_on
-from autotune.execution.runner import Runner, trial_directory
-from autotune.execution.share import DATA, Files, Share, clean
-from autotune.value import write_bytes, write_value
+from autotune.execution.runner import LocalRunner, Runner, end_left_behind, trial_directory
+from autotune.value import read_value, write_bytes, write_text, write_value
+from autotune.values.hardware import detect
 from autotune.values.trial import Description, Failure, Inquiry, Rendezvous, TrialRequest, TrialResult, TrialStatus
+
+Files = dict[str, bytes]  # by name
+
+DATA = "data"  # directory in a run directory with the user's pickled code, and all else that trials share
+
+NETWORK_LIMIT_S = 120.0
+_NETWORK_FILE = "network.txt"  # bytes/s that a machine attains to the others, one way
+_BYTES = 32 << 20  # of a message, as of a bucket of gradients
+_LEAST_S, _LEAST_ROUNDS = 0.5, 3
 
 logger = logging.getLogger(__name__)
 
+# On a node: what its tasks do, each by a runner in a directory of its worker process.
 
-class _Unfit(Exception):
-    """A node can run no trial: its id, and why."""
+_runners: dict[tuple[str | None, ...], LocalRunner] = {}  # of this worker: the last one, by search and visible GPUs
 
 
-class _Place:
-    """A placement group among `nodes`, with an actor on each of its own."""
+def scratch(search: str) -> Path:
+    """Return the node's directory of a search, in one that nobody else can write to; otherwise InfrastructureError."""
+    own = Path(tempfile.gettempdir()) / f"autotune-{os.getuid()}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    found = own.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise InfrastructureError(f"{own}: not a directory of this user alone (mode 700); remove it, or set TMPDIR")
+    return own / search
 
-    def __init__(
-        self, cluster: Cluster, nodes: list[Node], number: int, files: Files, *, search: str, maker: str
-    ) -> None:
-        from ray.util.placement_group import placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        self._ray, self.among, self.number = cluster.ray, {node.id: node for node in nodes}, number
-        count, label = cluster.fleet.nodes, {"ray.io/node-id": f"in({','.join(self.among)})"}
-        cpus, gpus = (min(demand) for demand in zip(*(node.demand for node in nodes), strict=True))
-        bundle = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
-        self.needs = f"{' and '.join(f'{n:g} {what}' for what, n in bundle.items())} on each of {count} node(s)"
-        # Reserved by Ray as soon as all of it is free.
-        self._group = placement_group([bundle] * count, "STRICT_SPREAD", bundle_label_selector=[label] * count)
-        made = self._ray.remote(max_restarts=0, max_task_retries=0, num_cpus=cpus, num_gpus=gpus)(Share)
-        bundles = [PlacementGroupSchedulingStrategy(self._group, index) for index in range(count)]
-        self.actors = [
-            made.options(scheduling_strategy=own).remote(search, f"{number}-{index}", maker, nodes[0].hardware.device)
-            for index, own in enumerate(bundles)
-        ]
-        self._starting = self.keep(files)
-        self.nodes: list[Node] = []  # once it has been reserved
-        self.is_at_rest = True  # nothing runs there, and nothing was lost
+def clean(search: str) -> None:
+    """End and remove what the workers of a search have left on this node."""
+    for own in scratch(search).glob("*"):
+        end_left_behind(own)
+    shutil.rmtree(scratch(search), ignore_errors=True)
+
+
+def local_runner(directory: Path, device: str) -> LocalRunner:
+    os.environ.pop("OMP_NUM_THREADS", None)  # Ray's: the processors of the task, which a user's training wouldn't have
+    return LocalRunner(directory, detect(device))
+
+
+def at_node(do: Callable[..., Any], search: str, maker: str, device: str, files: Files, request: Any) -> Any:
+    """Do it by the runner that `maker` makes, once for all tasks of this worker, with the files of the search."""
+    directory = scratch(search) / f"{socket.gethostname()}-{os.getpid()}"
+    (directory / DATA).mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (directory / DATA / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / DATA / name).write_bytes(content)
+    made_for = (search, maker, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if made_for not in _runners:
+        for runner in _runners.values():
+            runner.__exit__(None, None, None)
+        _runners.clear()
+        for other in directory.parent.glob(f"{socket.gethostname()}-*"):
+            if not psutil.pid_exists(int(other.name.rpartition("-")[2])):  # its worker was killed
+                end_left_behind(other)
+        # It is left when Ray ends this process, with which its launcher ends.
+        _runners[made_for] = pkgutil.resolve_name(maker)(directory, device).__enter__()
+    return do(_runners[made_for], directory, request)
+
+
+def free_port(runner: LocalRunner, own: Path, request: TrialRequest) -> int:
+    with socket.create_server(("", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def run_ranks(runner: LocalRunner, own: Path, request: TrialRequest) -> tuple[TrialResult, Files]:
+    """Run a trial, or this node's ranks of one; return its result and files."""
+    result, directory = runner.run(request), trial_directory(own, request.number)
+    left = [path for path in directory.glob("*") if path.suffix in (".txt", ".json")]
+    files = {path.name: path.read_bytes() for path in left if path.name not in ("request.json", "result.json")}
+    shutil.rmtree(directory, ignore_errors=True)
+    return result, files
+
+
+def describe(runner: LocalRunner, own: Path, request: Inquiry) -> tuple[Description, Files]:
+    """Return the description of a workload, and files that trials need of it; raises as `LocalRunner.describe`."""
+    kept, found = set((own / DATA).iterdir()), runner.describe(request)
+    return found, {p.name: p.read_bytes() for p in (own / DATA).iterdir() if p not in kept}
+
+
+def measure_network(runner: LocalRunner, own: Path, request: TrialRequest) -> float:
+    """Return the bytes/s that this node attains to those that run the other ranks; InfrastructureError: none."""
+    entry, ranks, meeting = f"{__name__}:all_reduce", request.ranks, request.rendezvous
+    directory = runner.ask("network", entry, request, timeout_s=NETWORK_LIMIT_S, ranks=ranks, rendezvous=meeting)
+    try:
+        return float((directory / _NETWORK_FILE).read_text())
+    except OSError:
+        told = read_tail(directory / log_file((request.ranks or (0,))[0]), lines=1) or "no answer"
+        raise InfrastructureError(f"the machines don't reach each other: {told}") from None
+
+
+def all_reduce(directory: Path) -> None:
+    """Measure what this machine attains to the others, by all-reduces among all devices of a training."""
+    import torch
+    from torch import distributed
+
+    device = environment.trial_device(read_value(TrialRequest, directory / "request.json").device)
+    environment.meet(device, timeout_s=NETWORK_LIMIT_S)
+    message, world = torch.zeros(_BYTES // 4, device=device), distributed.get_world_size()
+
+    def seconds(rounds: int) -> float:
+        started = time.perf_counter()
+        for _ in range(rounds):
+            distributed.all_reduce(message)
+        message[0].item()  # which waits for all of them
+        return time.perf_counter() - started
+
+    seconds(1)  # opens the channels
+    usual = torch.tensor([seconds(1)])
+    distributed.broadcast(usual, src=0)
+    rounds = max(_LEAST_ROUNDS, int(_LEAST_S / float(usual)))
+    # A ring over all devices leaves each machine once, with nearly twice the message.
+    rate = 2 * (world - 1) / world * _BYTES * rounds / seconds(rounds)
+    if environment.own_rank().local == 0:
+        write_text(str(rate), directory / _NETWORK_FILE)
+
+
+# In the search.
+
+
+class _Lost(Exception):
+    """A node of a trial has gone, or the search has ended."""
+
+
+class _Place(NamedTuple):
+    """Nodes that are reserved for a trial by a placement group of Ray's, with a bundle on each."""
+
+    group: Any
+    bundle: dict[str, float]
+    nodes: list[Node]  # of the bundles
 
     @property
     def shown(self) -> str:
         return " + ".join(f"{node.address} ({node.id[:6]})" for node in self.nodes)
 
-    def keep(self, files: Files) -> list[Any]:
-        """Have its actors keep files of the search; return the calls, which return the nodes' ids."""
-        kept = self._ray.put(files)
-        return [actor.keep.remote(kept) for actor in self.actors]
-
-    def is_reserved(self, wait_s: float) -> bool:
-        ready, rest = self._ray.wait(self._starting, num_returns=len(self._starting), timeout=wait_s)
-        if not rest:
-            self.nodes = [self.among[node] for node in self._ray.get(ready)]
-        return not rest
-
-    def call(self, method: str, request: TrialRequest, name: str) -> dict[Any, int]:
-        """Call a method of the actors of as many nodes as a trial needs; return the calls and their nodes' ranks."""
-        needed, _ = self.nodes[0].hardware.nodes_of(request.config.parallelism.world_size)
-        meeting, calls = None, {}
-        if needed > 1:
-            port = self._ray.get(self.actors[0].free_port.remote())
-            meeting = Rendezvous(address=self.nodes[0].address, port=port, nodes=needed)
-        for rank, actor in enumerate(self.actors[:needed]):
-            own = meeting and meeting.model_copy(update={"node_rank": rank})
-            asked = request.model_copy(update={"rendezvous": own})
-            calls[getattr(actor, method).options(name=name).remote(asked)] = rank
-        return calls
-
-    def run(self, request: TrialRequest, name: str) -> tuple[TrialResult, Files]:
-        """Run a trial on as many of the nodes as it needs; raises RayError: one is lost, _Unfit: one can't run it."""
-        self.is_at_rest, deadline, files = False, math.inf, Files()
-        results: dict[int, TrialResult] = {}  # of each node, in the order of their ends
-        calls = self.call("run", request, name)
-        while calls and time.monotonic() < deadline:
-            for call in self._ray.wait(list(calls), timeout=1.0)[0]:
-                rank, answer = calls.pop(call), self._ray.get(call)
-                if isinstance(answer, str):
-                    raise _Unfit(self.nodes[rank].id, answer)
-                results[rank] = answer[0]
-                files |= answer[1]
-                if results[rank].measurement is None:  # the others may wait for it
-                    # The other nodes get this long after the first has failed, as when they lose a connection.
-                    deadline = min(deadline, time.monotonic() + 20.0)
-        self.is_at_rest = not calls
-        outcome = outcome_of_nodes({rank: result.outcome for rank, result in results.items()}, request)
-        warnings = tuple(dict.fromkeys(line for result in results.values() for line in result.warnings))
-        duration_s = max(result.duration_s for result in results.values())
-        return TrialResult(request=request, outcome=outcome, duration_s=duration_s, warnings=warnings), files
-
-    def give_up(self) -> None:
-        """End all that runs here, and give the devices back."""
-        from ray.util.placement_group import remove_placement_group
-
-        for actor in self.actors:
-            with contextlib.suppress(Exception):
-                self._ray.kill(actor)
-        with contextlib.suppress(Exception):
-            remove_placement_group(self._group)
-
-
-def _refusal(error: Exception) -> AutotuneError:
-    """Return the error for the user from one of Ray, or one that an actor has raised, before a trial could begin."""
-    from ray import exceptions
-
-    cause = getattr(error, "cause", None) or error
-    if "references to the actor were removed" in str(cause):  # they weren't: its calls, without a token, are refused
-        way = "start Ray with RAY_AUTH_MODE=token on each, or search with RAY_AUTH_MODE=disabled"
-        return InfrastructureError(f"the cluster was started without the token that this machine has: {way}")
-    if isinstance(cause, exceptions.RayActorError | exceptions.NodeDiedError | exceptions.WorkerCrashedError):
-        what = f"a node of the cluster, or a worker on it, was lost before the first trial ({type(error).__name__})"
-        return InfrastructureError(f"{what}; `ray status` shows what is left, and a new search may go well")
-    return cause if isinstance(cause, AutotuneError) else InfrastructureError(one_line(cause))
-
 
 class RayPool(Runner):
-    """The places of a cluster, as a pool; `maker` names the function that makes a runner on a node."""
+    """The nodes of a cluster, as a pool; `maker` names the function that makes a runner on a node."""
 
     def __init__(
-        self, run_directory: Path, cluster: Cluster, *, maker: str = "autotune.execution.share:local_runner"
+        self, run_directory: Path, cluster: Cluster, *, maker: str = "autotune.execution.ray_pool:local_runner"
     ) -> None:
         self._directory, self._cluster, self._ray, self._maker = run_directory.resolve(), cluster, cluster.ray, maker
         # The search that goes on with this one finds the same directories on the nodes.
         self._search = hashlib.sha256(f"{socket.gethostname()} {self._directory}".encode()).hexdigest()[:12]
         self._trials: set[Future[TrialResult]] = set()
         self._threads = ThreadPoolExecutor(max_workers=1024)
-        self._lock = threading.RLock()  # for all of the following
-        self._places: list[_Place] = []
-        self._idle: list[_Place] = []
-        self._starting: list[_Place] = []  # that nobody waits for any more, since another place was idle first
+        self._files: Any = None  # of the search, as Ray keeps them; None: they aren't sent yet
+        self._home: list[Node] = []  # where a trial has run alone
         self._unfit: dict[str, str] = {}  # nodes that can run no trial, and why
+        self._lock = threading.Lock()  # for the following
         self._nodes: list[Node] = []
         self._looked = -math.inf
         self._has_ended = self._has_told = False
 
     def __exit__(self, *_: object) -> None:
         """End what runs; leave nothing on the nodes."""
-        with self._lock:
-            self._has_ended = True
-            for place in list(self._places):
-                self._give_up(place)
-        self._threads.shutdown()
+        self._has_ended = True
+        self._threads.shutdown()  # as soon as each has seen it
         task = self._ray.remote(max_retries=0, num_cpus=0)(clean)
         with contextlib.suppress(Exception):
             pins = [self._cluster.pinned(node.id) for node in self._nodes]
@@ -181,69 +210,72 @@ class RayPool(Runner):
         return ended.result()
 
     def run(self, request: TrialRequest) -> TrialResult:
-        """Run a trial alone; all such run at one place, and the others are free for whoever waits for them."""
+        """Run a trial alone; all such run on the same nodes, as long as these are there."""
         assert not self._trials, "a trial that is run alone has to be alone"
-        for place in (*self._starting, *self._idle[1:]):
-            self._give_up(place)
-        self.begin(request)
+        self._trials.add(self._threads.submit(self._trial, request, is_alone=True))
         return self.wait()
 
     def network_gb_s(self, request: TrialRequest) -> float:
-        """Return the GB/s that a node of a place attains to the others, among all devices of the request's trial.
+        """Return the GB/s that a node attains to the others, among all devices of the request's trial.
 
         InfrastructureError: they don't reach each other, or too few are left.
         """
         with self._before_trials() as place:
-            return float(min(self._ray.get(list(place.call("measure_network", request, "network"))))) / 1e9
+            return float(min(self._each(place, measure_network, request, "network").values())) / 1e9
 
     def describe(self, request: Inquiry) -> Description:
         """Return what a node finds out about the user's own code; raises as `LocalRunner.describe`."""
         with self._before_trials() as place:
-            found, files = self._ray.get(place.actors[0].describe.remote(request))
-            self._ray.get(place.keep(files))
+            found, files = self._ray.get(self._call(place, 0, describe, request, "description"))
         (self._directory / DATA).mkdir(exist_ok=True)
         for name, content in files.items():
             write_bytes(content, self._directory / DATA / name)
+        self._files = None
         assert isinstance(found, Description)
         return found
 
     @contextlib.contextmanager
     def _before_trials(self) -> Iterator[_Place]:
-        place = self._place()
+        """Yield a place; raise what went wrong there, in Ray or in its nodes' tasks, as an error for the user."""
         try:
-            yield place
-        except Exception as error:  # of Ray, or of an actor
-            self._give_up(place)
-            raise _refusal(error) from None
-        with self._lock:
-            self._idle.append(place)
+            with self._reserved() as place:
+                yield place
+        except Exception as error:
+            cause = getattr(error, "cause", None) or error
+            if isinstance(cause, AutotuneError):
+                raise cause from None
+            raise InfrastructureError(
+                f"before the first trial the cluster lost a node, or what ran on it ({type(error).__name__}: "
+                f"{one_line(cause)}); `ray status` shows what is left, and a new search may go well"
+            ) from None
 
-    def _trial(self, request: TrialRequest) -> TrialResult:
+    def _trial(self, request: TrialRequest, *, is_alone: bool = False) -> TrialResult:
         """Run a trial until it has a result, which is then on disk."""
         from ray import exceptions
 
         lost: list[str] = []
-        while True:
-            place, began, files = self._place(), time.monotonic(), Files()
-            try:
-                result, files = place.run(request, f"trial {request.number} of {self._directory.name}")
-                if len(place.nodes) == 1 or not result.is_excused or lost:  # one node has tried again itself
-                    break
-                lost.append(f"{place.shown}: a device had failed, or others held its memory")
-            except _Unfit as error:
-                self._unfit.update([error.args])
-            except exceptions.OutOfMemoryError as error:
-                cause = f"Ray ended it, since memory of the host ran short: {one_line(error)}"
-                failure = Failure(status=TrialStatus.OUT_OF_MEMORY, cause=cause)
-                result = TrialResult(request=request, outcome=failure, duration_s=time.monotonic() - began)
-                break
-            except exceptions.RayError as error:
-                lost.append(f"{place.shown}: {type(error).__name__}")
-                if len(lost) > 1:
-                    failure = Failure(status=TrialStatus.CRASHED, cause=f"its worker died 2 times ({'; '.join(lost)})")
-                    result = TrialResult(request=request, outcome=failure, duration_s=time.monotonic() - began)
-                    break
-            self._give_up(place)
+        result, files = None, Files()
+        while result is None:
+            with self._reserved(is_alone=is_alone) as place:
+                began = time.monotonic()
+                try:
+                    result, files = self._ranks(place, request)
+                    if len(place.nodes) > 1 and result.is_excused and not lost:  # one node has tried again itself
+                        lost.append(f"{place.shown}: a device had failed, or others held its memory")
+                        result = None
+                    continue
+                except exceptions.RayTaskError:  # of a node that can run no trial
+                    continue
+                except exceptions.OutOfMemoryError as error:
+                    status, why = TrialStatus.OUT_OF_MEMORY, "Ray ended it, since memory of the host ran short: "
+                    why += one_line(error)
+                except (exceptions.RayError, _Lost) as error:
+                    lost.append(f"{place.shown}: {type(error).__name__.strip('_')}")
+                    if len(lost) == 1:
+                        continue
+                    status, why = TrialStatus.CRASHED, f"its worker died 2 times ({'; '.join(lost)})"
+            failure, duration_s = Failure(status=status, cause=why), time.monotonic() - began
+            result = TrialResult(request=request, outcome=failure, duration_s=duration_s)
         again = tuple(f"it ran again: {why}" for why in lost[:1] if result.status is not TrialStatus.CRASHED)
         began_at = time.time() - result.duration_s  # by this machine's clock
         update = {"place": place.shown, "began": began_at, "warnings": (*result.warnings, *again)}
@@ -254,55 +286,108 @@ class RayPool(Runner):
         for name, content in files.items():
             (directory / Path(name).name).write_bytes(content)
         write_value(result, directory / "result.json")
-        if place.is_at_rest:
-            with self._lock:
-                self._idle.append(place)
-        else:
-            self._give_up(place)
         return result
 
-    def _place(self) -> _Place:
-        """Return an idle place, or a new one once Ray has reserved it; InfrastructureError: too few nodes are left."""
+    def _ranks(self, place: _Place, request: TrialRequest) -> tuple[TrialResult, Files]:
+        """Return the result and the files of a trial on as many nodes as it needs; raises as `_each`."""
+        answers = self._each(place, run_ranks, request, f"trial {request.number} of {self._directory.name}")
+        results = {rank: result for rank, (result, _) in answers.items()}
+        outcome = outcome_of_nodes({rank: result.outcome for rank, result in results.items()}, request)
+        warnings = tuple(dict.fromkeys(line for result in results.values() for line in result.warnings))
+        duration_s = max(result.duration_s for result in results.values())
+        merged = TrialResult(request=request, outcome=outcome, duration_s=duration_s, warnings=warnings)
+        return merged, {name: content for _, files in answers.values() for name, content in files.items()}
+
+    def _each(self, place: _Place, do: Callable[..., Any], request: TrialRequest, name: str) -> dict[int, Any]:
+        """Have as many nodes as a trial needs do it; return their answers by rank, in the order in which they came.
+
+        Nodes that wait for one whose ranks have failed are left out. Raises RayTaskError: a node can run no trial;
+        another RayError, or _Lost: it or its worker is lost.
+        """
         from ray import exceptions
 
-        new: _Place | None = None
-        lost, began = 0, time.monotonic()
-        while True:
-            with self._lock:
-                nodes = self._present()
-                new = self._starting.pop() if new is None and self._starting else new
-                if new is not None and list(new.among.values()) != nodes:
-                    self._give_up(new)
-                    new = None
-                if not (most := self._cluster.places(nodes)):
+        needed, _ = place.nodes[0].hardware.nodes_of(request.config.parallelism.world_size)
+        meeting, calls, answers, deadline = None, {}, dict[int, Any](), math.inf
+        if needed > 1:
+            port = self._ray.get(self._call(place, 0, free_port, request, "port"))
+            meeting = Rendezvous(address=place.nodes[0].address, port=port, nodes=needed)
+        for rank in range(needed):
+            own = meeting and meeting.model_copy(update={"node_rank": rank})
+            calls[self._call(place, rank, do, request.model_copy(update={"rendezvous": own}), name)] = rank
+        while calls and time.monotonic() < deadline:
+            for call in self._ray.wait(list(calls), timeout=1.0)[0]:
+                rank = calls.pop(call)
+                try:
+                    answers[rank] = self._ray.get(call)
+                except exceptions.RayTaskError as error:
+                    self._unfit[place.nodes[rank].id] = one_line(error.cause)
+                    self._looked = -math.inf
+                    raise
+                if do is run_ranks and answers[rank][0].measurement is None:
+                    # The other nodes get this long after the first has failed, as when they lose a connection.
+                    deadline = min(deadline, time.monotonic() + 20.0)
+            if not {node.id for node in place.nodes[:needed]} <= {node.id for node in self._present()}:
+                raise _Lost
+        return answers
+
+    def _call(self, place: _Place, index: int, do: Callable[..., Any], request: Any, name: str) -> Any:
+        """Have a node of a place do it; return Ray's reference to its answer."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        if self._files is None:
+            kept = self._directory / DATA
+            files = {str(p.relative_to(kept)): p.read_bytes() for p in kept.rglob("*") if p.is_file()}
+            self._files = self._ray.put(files)
+        bundle = PlacementGroupSchedulingStrategy(place.group, index)
+        # By default a worker that had a GPU ends with its task.
+        task = self._ray.remote(max_retries=0, max_calls=0)(at_node)
+        needs = {"num_cpus": place.bundle["CPU"], "num_gpus": place.bundle.get("GPU", 0)}
+        task = task.options(scheduling_strategy=bundle, name=name, **needs)
+        return task.remote(do, self._search, self._maker, place.nodes[0].hardware.device, self._files, request)
+
+    @contextlib.contextmanager
+    def _reserved(self, *, is_alone: bool = False) -> Iterator[_Place]:
+        """Yield nodes once Ray has reserved them for a trial; InfrastructureError: too few are left."""
+        from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+        count, began, nodes = self._cluster.fleet.nodes, time.monotonic(), list[Node]()
+        group: Any = None
+        try:
+            while True:
+                among = self._present()
+                if not self._cluster.places(among):
                     why = "; ".join(dict.fromkeys(self._unfit.values())) or "they have gone"
                     told = f"too few nodes of the cluster are left for trials: {why}"
                     raise InfrastructureError(told + goes_on(self._directory))
-                if self._idle:
-                    self._starting += [new] if new is not None else []
-                    return self._idle.pop(0)
-                if new is None and len(self._places) < most:
-                    taken = {place.number for place in self._places}
-                    number = next(number for number in itertools.count() if number not in taken)
-                    kept = self._directory / DATA
-                    files = {str(p.relative_to(kept)): p.read_bytes() for p in kept.rglob("*") if p.is_file()}
-                    new = _Place(self._cluster, nodes, number, files, search=self._search, maker=self._maker)
-                    self._places.append(new)
-            if new is None:
-                time.sleep(0.1)
-                continue
-            try:
-                if new.is_reserved(wait_s=1.0):
-                    return new
+                waited_s = time.monotonic() - began
+                # After a minute on any: others may use those for hours.
+                if is_alone and waited_s < 60.0 and all(node in among for node in self._home):
+                    among = self._home or among
+                if among != nodes:
+                    if group is not None:
+                        remove_placement_group(group)
+                    cpus, gpus = (min(demand) for demand in zip(*(node.demand for node in among), strict=True))
+                    bundle = {"CPU": cpus, **({"GPU": gpus} if gpus else {})}
+                    labels = [{"ray.io/node-id": f"in({','.join(node.id for node in among)})"}] * count
+                    group = placement_group([bundle] * count, "STRICT_SPREAD", bundle_label_selector=labels)
+                    nodes = among
+                if group.wait(1):
+                    by_id, ids = {node.id: node for node in nodes}, placement_group_table(group)["bundles_to_node_id"]
+                    if ids.keys() == set(range(count)) and set(ids.values()) <= by_id.keys():
+                        break
                 # The user is told that other programs use the nodes once it has waited this long.
-                if not self._has_told and time.monotonic() - began > 10.0:
+                elif waited_s > 10.0 and not self._has_told:
                     self._has_told = True
-                    logger.warning("autotune: waiting for %s to be free; `ray status` shows what is used", new.needs)
-            except exceptions.RayError as error:  # a node was lost before any trial began there
-                self._give_up(new)
-                new, lost = None, lost + 1
-                if lost > 3 or isinstance(error, exceptions.RayTaskError):
-                    raise _refusal(error) from None
+                    needs = " and ".join(f"{n:g} {what}" for what, n in bundle.items())
+                    told = f"waiting for {needs} on each of {count} node(s) to be free; `ray status` shows what is used"
+                    logger.warning("autotune: %s", told)
+            place = _Place(group, bundle, [by_id[ids[index]] for index in range(count)])
+            self._home = place.nodes if is_alone else self._home
+            yield place
+        finally:
+            if group is not None:
+                with contextlib.suppress(Exception):
+                    remove_placement_group(group)
 
     def _present(self) -> list[Node]:
         with self._lock:
@@ -310,11 +395,3 @@ class RayPool(Runner):
                 self._looked = now
                 self._nodes = [node for node in self._cluster.nodes() if node.id not in self._unfit]
             return [] if self._has_ended else self._nodes
-
-    def _give_up(self, place: _Place) -> None:
-        with self._lock:
-            self._places = [each for each in self._places if each is not place]
-            self._idle = [each for each in self._idle if each is not place]
-            self._starting = [each for each in self._starting if each is not place]
-            self._looked = -math.inf
-        place.give_up()

@@ -18,9 +18,8 @@ from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError, InputError, MachineError, writing
 from autotune.execution.cluster import joined
 from autotune.execution.places import Place, hardware_of, places_of, sharing_notes
-from autotune.execution.ray_pool import RayPool
+from autotune.execution.ray_pool import NETWORK_LIMIT_S, RayPool
 from autotune.execution.runner import LocalRunner, Runner
-from autotune.execution.share import NETWORK_LIMIT_S
 from autotune.integrations.trackers import Tracking
 from autotune.planning.options import SearchOptions
 from autotune.planning.plan import SearchPlan

@@ -18,7 +18,7 @@ from autotune import __version__
 from autotune.errors import InfrastructureError, InputError, MachineError
 from autotune.execution.cluster import Cluster, joined
 from autotune.execution.places import kind_of
-from autotune.execution.share import scratch
+from autotune.execution.ray_pool import scratch
 from autotune.units import GIB
 from autotune.values.problem import Fleet
 

@@ -21,7 +21,7 @@ from factories import (
     make_workload,
 )
 from misbehaving import MISBEHAVIOURS
-from ray_makers import NOTES
+from ray_makers import NOTES, nodes_of_trials
 from running import until, wait_for
 
 from autotune.errors import InfrastructureError
@@ -96,7 +96,7 @@ def test_misbehaving_trials_have_the_same_status_cause_and_log_as_on_this_machin
         assert case.logged in read_tail(log, lines=15)
 
 
-def test_trials_run_on_both_nodes_at_once_and_their_files_come_back(make_pool, tmp_path):
+def test_trials_run_on_both_nodes_at_once_in_workers_that_stay_and_their_files_come_back(make_pool, tmp_path):
     pool = make_pool("light")
     requests = [noting(tmp_path / "notes", number, "print_and_end") for number in range(2)]
     assert pool.free() == 2
@@ -109,6 +109,9 @@ def test_trials_run_on_both_nodes_at_once_and_their_files_come_back(make_pool, t
         directory = trial_directory(tmp_path / "run", result.request.number)
         assert read_value(TrialResult, directory / "result.json") == result
         assert "on stdout" in (directory / "log.txt").read_text()
+    assert pool.run(noting(tmp_path / "notes", 2, "print_and_end")).place in {r.place for r in results}
+    *workers, again = ((tmp_path / "notes" / f"worker-{number}").read_text() for number in range(3))
+    assert again in workers
 
 
 def test_a_trial_whose_worker_dies_runs_again_and_says_so_and_is_a_crash_the_second_time(make_pool, tmp_path):
@@ -156,25 +159,18 @@ def search(cluster: Cluster, directory: Path, when: dict[int, Any]):
     def listen(event) -> None:
         if isinstance(event, TrialEnded):
             ended.append(event.result)
-            when.get(len(ended), lambda pool: None)(pool)
+            when.get(len(ended), lambda: None)()
 
     with RayPool(directory, cluster, maker="ray_makers:scripted") as pool:
         return Tuner(plan, RunDirectory(directory), pool, listen).run(), ended
-
-
-def runs_at(pool: RayPool, node: Any) -> bool:
-    """Whether a trial runs at a node, or has ended there a moment ago."""
-    return any(node.node_id in [n.id for n in place.nodes] and place not in pool._idle for place in pool._places)
 
 
 def test_a_search_loses_nothing_when_a_node_is_killed(machines, cluster, tmp_path):
     usual, _ = search(cluster, tmp_path / "usual", {})
     third, killed = machines.add_node(num_cpus=1), []
 
-    def kill(pool: RayPool) -> None:
-        for place in [] if killed else list(pool._starting):
-            place.is_reserved(wait_s=10.0)  # on a busy machine it takes a while
-        if not killed and runs_at(pool, third):
+    def kill() -> None:
+        if not killed and third.node_id in nodes_of_trials():
             killed.append(third)
             third.kill_raylet()  # as a power cut does
 
@@ -191,7 +187,7 @@ def test_a_search_loses_nothing_when_a_node_is_killed(machines, cluster, tmp_pat
 def test_a_node_that_joins_is_used(machines, cluster, tmp_path):
     """Three trials run at a time after it has come."""
     new = []
-    _, ended = search(cluster, tmp_path / "joined", {5: lambda pool: new.append(machines.add_node(num_cpus=1))})
+    _, ended = search(cluster, tmp_path / "joined", {5: lambda: new.append(machines.add_node(num_cpus=1))})
     new[0].kill_raylet()
     spans = [(r.began, r.began + r.duration_s) for r in ended if r.request.purpose is Purpose.SEARCH]
     assert max(sum(b <= began < e for b, e in spans) for began, _ in spans) == 3
