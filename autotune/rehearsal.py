@@ -35,7 +35,7 @@ from autotune.planning.user_code import UserTrainer, too_long
 from autotune.search.cost_model import cost_model
 from autotune.search.run import backend_of
 from autotune.space.knobs import MICRO_BATCH, changes
-from autotune.stand_in.device import AMPLE_BYTES, MOST_DEVICES, variables
+from autotune.stand_in.device import AMPLE_BYTES, MOST_DEVICES, UNKNOWN, variables
 from autotune.storage.home import writable
 from autotune.storage.run_directory import RunDirectory
 from autotune.training.trainer_pickle import model_on_cpu
@@ -49,6 +49,8 @@ from autotune.values.trial import Failure, Measurement, Memory, PeakParts, Purpo
 from autotune.values.workload import OWN_STEPS
 
 _LEAST_CAPABILITY = (7, 5)  # of torch's builds for CUDA 13
+# A training whose memory is the same with both, where they are read for unknown whole numbers, isn't decided by them.
+_ASSUMED = (0, 100)
 _SURELY = 0.95  # of a GPU's memory: what is predicted to need at most that is tried
 _SHARDING = "parallelism.sharding"  # in 16 bits each library rounds in other places
 
@@ -85,6 +87,7 @@ def rehearse(
     options = options_of(SearchOptions, wanted)
     with model_on_cpu(trainer):
         subject = subject_of(options, script=script, trainer=trainer, make_trainer=make_trainer)
+        subject.options = subject.options.model_copy(update={"nodes": None})  # all in one machine
         content = pickle.dumps(subject)
     number, *others = dict.fromkeys(subject.options.devices or (1,))  # a launcher's number is there twice
     if others or not isinstance(number, int) or number > MOST_DEVICES:
@@ -165,21 +168,30 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
         backend_of(Fleet(), directory.path, device="cuda") as backend,
     ):
         plan = planned(subject, directory, backend, lambda event: None, Stopwatch("planning"))
-        numbers = itertools.count()
+        numbers, assumed = itertools.count(), None
 
         def run(config: TrainConfig, memory_bytes: int) -> TrialResult:
             own = plan.workload.fixed_arguments.get("per_device_eval_batch_size", 8)
             # The Trainer has all micro-batches of a step on the device. The last one, after the longest, computes too.
-            few = plan.micro_steps(config) + 1
-            task = SoakTask(eval_batch_sizes=(int(own),), in_parts=True, micro_steps=few)
-            request = plan.request_of(config, Purpose.SOAK, number=next(numbers), timeout_s=1800.0, task=task)
+            few, limit_s = plan.micro_steps(config) + 1, 1800.0 if assumed is None else 600.0
+            task = SoakTask(eval_batch_sizes=(int(own),), in_parts=True, assumed=assumed, micro_steps=few)
+            request = plan.request_of(config, Purpose.SOAK, number=next(numbers), timeout_s=limit_s, task=task)
             limits = request.limits.model_copy(update={"memory_bytes": memory_bytes})
             whole = {"limits": limits, "accumulation_steps": plan.workload.accumulation_steps(config)}
             return backend.pool.run(request.model_copy(update=whole))
 
         common = {"gpu": gpu.name, "memory_bytes": gpu.memory_bytes, "workload": plan.workload}
         common |= {"devices": plan.baseline.parallelism.world_size, "versions": plan.hardware.versions}
-        ample = run(plan.baseline, AMPLE_BYTES)
+        ample, notes = run(plan.baseline, AMPLE_BYTES), list[str]()
+        if isinstance(ample.outcome, Failure) and UNKNOWN in ample.outcome.cause and not plan.workload.generates:
+            tried = dict[int, TrialResult]()
+            for assumed in _ASSUMED:
+                tried[assumed] = run(plan.baseline, AMPLE_BYTES)
+            one, other = (trial.measurement and trial.measurement.parts for trial in tried.values())
+            if one is not None and one == other:
+                where, both = ample.outcome.cause.rpartition("depend: ")[2], " and with ".join(map(str, _ASSUMED))
+                notes.append(f"{where} reads a value {UNKNOWN}: with {both} the memory is the same")
+                ample = tried[_ASSUMED[-1]]
         seen = ample.measurement
         if seen is None or seen.parts is None:
             assert isinstance(ample.outcome, Failure)
@@ -189,7 +201,7 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
                 refused += f" (its output: {log.rename(folder / 'log.txt')})"
             return Rehearsal(**common, **unseen, chance_to_fit=0.0, refused=refused)
         left_out = (seen.soaked.not_evaluated, seen.soaked.not_saved) if seen.soaked is not None else ()
-        notes = too_long(plan.workload, plan.facts) + [line for line in left_out if line]
+        notes += too_long(plan.workload, plan.facts) + [line for line in left_out if line]
         code = plan.workload.own_code
         assert code is not None
         if code.is_loop:

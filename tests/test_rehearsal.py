@@ -216,7 +216,7 @@ def test_an_own_module_takes_what_it_takes_when_it_runs_alone(tmp_path):
     assert sum(row.allocated_bytes for row in found.parts.alive) == pytest.approx(found.peak.allocated_bytes, rel=0.01)
 
 
-# A loop without a Trainer, which may train on as many samples as it has got right.
+# A loop without a Trainer, which counts what it has got right, and may train on as many samples.
 LOOP = """
 import sys
 import torch
@@ -226,7 +226,8 @@ net = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 16)).cuda()
 optimizer = torch.optim.AdamW(net.parameters())
 for step in range(10**6):
     logits, labels = net(torch.randn(4096, 64, device="cuda")), torch.randint(16, (4096,), device="cuda")
-    kept = 1 + (logits.argmax(1) == labels).sum().item() if sys.argv[1] == "right" else 4096
+    right = (logits.argmax(1) == labels).sum().item()
+    kept = 1 + right if sys.argv[1] == "kept" else 4096
     nn.functional.cross_entropy(logits[:kept], labels[:kept]).backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -238,15 +239,17 @@ for step in range(10**6):
 
 @pytest.mark.cuda
 def test_a_loop_takes_what_it_takes_when_it_runs_alone_unless_a_value_decides(tmp_path):
-    found = rehearsed(tmp_path, "l4", "all", text=LOOP)
-    alone_bytes = int(printed("train.py", "all", cwd=tmp_path, CUDA_VISIBLE_DEVICES="0")[-1])
+    found = rehearsed(tmp_path, "l4", "counted", text=LOOP)
+    alone_bytes = int(printed("train.py", "counted", cwd=tmp_path, CUDA_VISIBLE_DEVICES="0")[-1])
     assert found.peak.allocated_bytes == alone_bytes
     assert [*found.parts.phases] == ["setting up", "first step", "later steps"]
     assert {"weights", "gradients", "optimizer states"} < {row.kind for row in found.parts.alive}
-    assert "at most 20 optimizer steps ran" in found.notes[0]
-    done = script(tmp_path, "l4", "right", text=LOOP)
+    read, of_loop = found.notes
+    assert re.search(r"train.py:10: right = .* reads a value .*: with 0 and with 100 the memory is the same", read)
+    assert "at most 20 optimizer steps ran" in of_loop
+    done = script(tmp_path, "l4", "kept", text=LOOP)
     assert done.returncode == 3, done.stdout
-    assert "train.py:10: kept = " in json.loads(done.stdout)["refused"]
+    assert "train.py:10: right = " in json.loads(done.stdout)["refused"]
 
 
 OF_ACCELERATE = """

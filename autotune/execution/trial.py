@@ -64,6 +64,7 @@ class Trial:
         self.request, self.stopwatch, self.guard = request, stopwatch, guard
         if is_rehearsal():  # its kernels compute nothing
             host_values.install()
+            host_values.assume(request.task.assumed if isinstance(request.task, SoakTask) else None)
         self.data_directory = directory.parent.parent / "data"  # tokenized rows and pickled code, of all trials
         self.device = trial_device(request.device)
         os.environ.update(parallel_variables(request.config))  # which accelerate reads, in the user's own code too

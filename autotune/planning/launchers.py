@@ -20,9 +20,9 @@ from autotune.values.workload import OwnCode
 
 # Options of launchers that say more than how many processes there are, with the values that don't.
 _LEFT_TO_AUTOTUNE: dict[str, tuple[Any, ...]] = {
-    **{"nnodes": ("1", "1:1"), "num_machines": (1,), "gpu_ids": ("all",), "mixed_precision": ("no", "bf16", "fp16")},
+    **{"gpu_ids": ("all",), "mixed_precision": ("no", "bf16", "fp16")},
     **dict.fromkeys(("use_megatron_lm", "use_parallelism_config", "tpu"), (False,)),
-    "dynamo_backend": ("no", "NO"),
+    **dict.fromkeys((f"dynamo_use_{how}" for how in ("fullgraph", "dynamic", "regional_compilation")), (False,)),
 }
 _OF_PYTHON = ("-u", "-B", "-s")  # options that don't change what a script computes
 
@@ -37,7 +37,8 @@ class Launched(NamedTuple):
     """A command line without torchrun or `accelerate launch`, and what these add."""
 
     words: list[str]
-    processes: int | Literal["all"] | None = None  # None: there is no launcher
+    processes: int | Literal["all"] | None = None  # on all machines; None: there is no launcher
+    nodes: int = 1  # machines
     arguments: Mapping[str, Any] = MappingProxyType({})  # of the Trainer: precision, FSDP or DeepSpeed
     variables: Mapping[str, str] = MappingProxyType({})  # by which it tells an `Accelerator` of the script's own
 
@@ -61,11 +62,18 @@ def without_launcher(command: Sequence[str]) -> Launched:
                 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 
                 told, _, _ = _validate_launch_command(launch_command_parser().parse_args(words[2:]))
-        number = str(told.nproc_per_node if words[0] == "torchrun" else told.num_processes or 1)
-        number = number.replace("cpu", str(os.cpu_count()))
-        processes: int | Literal["all"] = "all" if number in ("auto", "gpu") else int(number)
-        if processes != "all" and processes < 1:
+        of_torch = words[0] == "torchrun"
+        number = str(told.nproc_per_node if of_torch else told.num_processes or 1).replace("cpu", str(os.cpu_count()))
+        each: int | Literal["all"] = "all" if number in ("auto", "gpu") else int(number)
+        least, _, most = str(told.nnodes if of_torch else told.num_machines or 1).partition(":")
+        nodes = int(least)
+        if most not in ("", least) or nodes < 1:
+            raise ValueError(f"nnodes {told.nnodes}: name one number of machines")
+        if each == "all" and nodes > 1:
+            raise ValueError(f"nproc_per_node {number}: say how many processes each of the {nodes} machines has")
+        if each != "all" and each < 1:
             raise ValueError(f"{number} processes")
+        processes = each if each == "all" or not of_torch else each * nodes
     except ImportError as error:  # torch's CUDA build without NVIDIA's libraries, as for a rehearsal
         instead = "leave the launcher out: --devices N -- python SCRIPT"
         raise MachineError(f"{words[0]}: its options can't be read here ({one_line(error)}); {instead}") from None
@@ -74,26 +82,30 @@ def without_launcher(command: Sequence[str]) -> Launched:
         raise InputError(f"{words[0]}: {why}") from None
     for name, usual in _LEFT_TO_AUTOTUNE.items():
         if (value := getattr(told, name, None)) not in (None, *usual):
-            where = "--nodes has machines, CUDA_VISIBLE_DEVICES devices, and your TrainingArguments how they train"
+            where = "CUDA_VISIBLE_DEVICES has devices, and your TrainingArguments how they train"
             raise InputError(f"{words[0]}: {name} {value}: autotune starts the processes itself; {where}")
     kind = [] if getattr(told, "no_python", False) else ["python", *["-m"] * bool(told.module)]
     script = [*kind, told.training_script, *told.training_script_args]
-    if words[0] == "torchrun":
-        return Launched(script, processes)
+    if of_torch:
+        return Launched(script, processes, nodes)
     from accelerate.utils.launch import prepare_multi_gpu_env
 
-    given, told.main_process_port = _asked_of_accelerate(told), 0  # any: nothing listens there
+    given = _asked_of_accelerate(told)
+    told.machine_rank, told.main_process_ip, told.main_process_port = 0, "localhost", 0  # any: nothing listens there
     try:
         made = prepare_multi_gpu_env(told).items()
     except ValueError as error:
         raise InputError(f"accelerate: {one_line(error)}") from None
     variables = {name: value for name, value in made if name.startswith(("ACCELERATE_", "FSDP_"))}
-    return Launched(script, processes, given, variables)
+    return Launched(script, processes, nodes, given, variables)
 
 
 def _asked_of_accelerate(told: argparse.Namespace) -> dict[str, Any]:
-    """Return the Trainer's arguments for what `accelerate launch` sets by variables: precision, FSDP, DeepSpeed."""
+    """Return the Trainer's arguments for what `accelerate launch` sets by variables."""
     given: dict[str, Any] = {} if told.mixed_precision in (None, "no") else {told.mixed_precision: True}
+    if (backend := told.dynamo_backend.lower()) != "no":
+        mode = None if told.dynamo_mode == "default" else told.dynamo_mode
+        given |= {"torch_compile": True, "torch_compile_backend": backend, "torch_compile_mode": mode}
     if told.use_fsdp:
         settings = {
             "version": int(told.fsdp_version),
@@ -119,7 +131,7 @@ def _asked_of_accelerate(told: argparse.Namespace) -> dict[str, Any]:
 
 def code_of(command: Sequence[str]) -> OwnCode:
     """Return the script that a command line runs; InputError: it runs none, or by another launcher or Python."""
-    words, processes, arguments, variables = without_launcher(command)
+    words, processes, _, arguments, variables = without_launcher(command)
     if not words:
         raise InputError("no script: write its command line after --, as `autotune script -- python train.py`")
     shown, first = " ".join(command), words[0]

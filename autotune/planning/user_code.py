@@ -61,11 +61,12 @@ class UserTrainer(Subject):
                 raise InputError(f"{name}: can't be used with {given}: {reason.format(given=given)}; leave it out")
         options = options.model_copy(update={"workers": 1})
         if script is not None:
-            processes = without_launcher(script).processes
+            _, processes, nodes, *_ = without_launcher(script)
             if processes is not None:
                 if options.devices not in ((), (processes,)):
                     raise InputError(f"--devices: your launcher starts {processes} processes; leave one of them out")
-                options = options.model_copy(update={"devices": (processes, processes)})  # "all", and no fewer
+                devices = (processes, processes)  # "all", and no fewer
+                options = options.model_copy(update={"devices": devices, "nodes": max(nodes, options.nodes or 1)})
             self.code = code_of(script)
             super().__init__(options, self.code.name)
             return

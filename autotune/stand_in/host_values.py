@@ -4,7 +4,7 @@ A training's memory depends on some values: lengths, masks, the sizes of images,
 host, as whole numbers or drawn at random. So every operator of torch runs as it does for CUDA, for its memory,
 and where all its tensors are known, the same operator of the CPU tells its result. All else is unknown: it comes from
 the model's own arithmetic. A fraction that is read of it (a loss, a norm) is 0; where a whole number or truth value is
-read, by which a program may decide how to go on, `UnknownValueError` is raised with the place.
+read, by which a program may decide how to go on, `UnknownValueError` is raised with the place, unless one is assumed.
 """
 
 import functools
@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autotune.errors import MachineError
-from autotune.stand_in.device import bypass
+from autotune.stand_in.device import UNKNOWN, bypass
 
 # Of a tensor that is known: of fractions (images) less, as frozen weights are some too.
 _MOST_BYTES, _MOST_FRACTION_BYTES = 1 << 30, 16 << 20
@@ -43,6 +43,7 @@ _place: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignor
 _libraries: dict[str, Any] = {}  # by their namespace; torch forgets an operator's kernel with its library
 _readable: list[Literal["nothing", "copies", "all"]] = ["nothing"]
 _raised: list[str] = []
+_assumed: list[int | None] = [None]
 
 
 class UnknownValueError(MachineError):
@@ -57,6 +58,11 @@ def reading(what: Literal["copies", "all"]) -> Iterator[None]:
         yield
     finally:
         _readable[0] = before
+
+
+def assume(number: int | None) -> None:
+    """Have unknown whole numbers read as this one from now on; None: an UnknownValueError says where one is read."""
+    _assumed[0] = number
 
 
 def unknown() -> str | None:
@@ -224,9 +230,9 @@ def _copy(
     if not target.is_cuda:
         # As bytes come storages, which are saved, and states of random number generators.
         is_number = not target.is_floating_point() and target.dtype != torch.uint8 and target.numel()
-        if value is None and is_number and _readable[0] == "nothing":
+        if value is None and is_number and _readable[0] == "nothing" and _assumed[0] is None:
             raise _unknown("a copy to the host of values")
-        target.copy_(value) if value is not None else target.zero_()
+        target.copy_(value) if value is not None else target.fill_((is_number and _assumed[0]) or 0)
     elif value is None or source.requires_grad:
         _forget(target)
     elif (own := _on_host(target)) is not None:
@@ -242,7 +248,9 @@ def _read(kernel: Callable[..., Any], keys: Any, tensor: torch.Tensor) -> Any:
     # A scaler of losses counts its steps, to save how many they were.
     is_scaler = sys._getframe(1).f_code.co_filename.endswith("torch/amp/grad_scaler.py")
     if not tensor.is_floating_point() and not is_scaler and _readable[0] != "all":
-        raise _unknown("a value")
+        if _assumed[0] is None:
+            raise _unknown("a value")
+        return bool(_assumed[0]) if tensor.dtype is torch.bool else _assumed[0]
     return 0.0 if tensor.is_floating_point() else 0
 
 
@@ -293,5 +301,5 @@ def _unknown(what: str) -> UnknownValueError:
     frames = traceback.extract_stack(sys._getframe(1))
     asked = next((f for f in reversed(frames) if not f.filename.startswith((torch_folder, own, "<"))), None)
     where = "a backward pass" if asked is None else f"{asked.filename}:{asked.lineno}: {asked.line}"
-    _raised.append(f"{what} that only a GPU computes, on which the memory may depend: {where}")
+    _raised.append(f"{what} {UNKNOWN}, on which the memory may depend: {where}")
     return UnknownValueError(_raised[-1])

@@ -103,6 +103,7 @@ class SoakTask(Value):
     kind: Literal["soak"] = "soak"
     eval_batch_sizes: tuple[PositiveInt, ...] = Field(min_length=1)  # in the order of trying
     in_parts: bool = False  # whether to tell by phase and module what the peak is made of (CUDA)
+    assumed: int | None = None  # what a rehearsal reads unknown whole numbers as; None: they end it
     micro_steps: PositiveInt | None = None  # most that compute in each step, the last among them; None: all
 
 

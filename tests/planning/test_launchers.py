@@ -58,6 +58,7 @@ def test_what_starts_no_script_of_this_python_is_refused(words, message):
         ("accelerate launch --cpu -m pack.train", "python -m pack.train", 1),
         ("/usr/bin/torchrun --nproc_per_node 2 train.py", "python train.py", 2),
         ("torchrun --nproc_per_node cpu train.py", "python train.py", os.cpu_count()),
+        ("torchrun --nnodes 1:1 --nproc_per_node 2 train.py", "python train.py", 2),
         ("python train.py torchrun", "python train.py torchrun", None),
     ],
 )
@@ -69,14 +70,21 @@ def test_a_launcher_tells_how_many_processes_train(words, line, processes, here)
     assert subject.code.command_line == line
 
 
+@pytest.mark.parametrize("words", ["torchrun --nnodes 2 --nproc_per_node 4 --rdzv_backend c10d train.py",
+                                   "accelerate launch --num_machines 2 --num_processes 8 train.py"])  # fmt: skip
+def test_machines_of_a_launcher_are_nodes_of_a_cluster(words, here):
+    fleet = UserTrainer(SearchOptions(model=""), script=words.split()).options.fleet
+    assert (fleet.engine, fleet.devices, fleet.nodes) == ("ray", 8, 2)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("torchrun --nproc_per_node 2", "torchrun: the following arguments are required: training_script"),
         ("torchrun --nproc_per_node two train.py", "torchrun: .*'two'"),
-        ("torchrun --nnodes 2 --nproc_per_node 2 train.py", "nnodes 2: autotune starts the processes itself"),
-        ("torchrun --nnodes 1:4 train.py", "torchrun: nnodes 1:4"),
-        ("accelerate launch --num_machines 2 --num_processes 4 train.py", "accelerate: num_machines 2"),
+        ("torchrun --nnodes 1:4 train.py", "torchrun: nnodes 1:4: name one number of machines"),
+        ("torchrun --nnodes 2 --nproc_per_node gpu train.py", "say how many processes each of the 2 machines has"),
+        ("accelerate launch --dynamo_use_dynamic train.py", "dynamo_use_dynamic True: autotune starts"),
         ("accelerate launch --cpu --mixed_precision fp8 train.py", "mixed_precision fp8: .*your TrainingArg"),
         ("accelerate launch --use_fsdp --num_processes 2 train.py", "fsdp_version 1: trials train by FSDP2"),
         ("accelerate launch --config_file missing.yaml train.py", "missing.yaml` does not exist"),
@@ -115,8 +123,11 @@ OF_FSDP = {
          {"fp16": True, "deepspeed": {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}}),
         (ZERO + "zero3_init_flag: false", {"fp16": True, "deepspeed": {"zero_optimization": {"stage": 2}}}),
         ("distributed_type: MULTI_GPU\nmixed_precision: 'no'\nnum_processes: 4", {}),
+        ("distributed_type: MULTI_GPU\nmixed_precision: 'no'\nnum_processes: 4\ndynamo_config:\n"
+         "  dynamo_backend: INDUCTOR\n  dynamo_mode: max-autotune",
+         {"torch_compile": True, "torch_compile_backend": "inductor", "torch_compile_mode": "max-autotune"}),
     ],
-    ids=["FSDP", "DeepSpeed's file", "DeepSpeed", "ZeRO-2", "DDP"],
+    ids=["FSDP", "DeepSpeed's file", "DeepSpeed", "ZeRO-2", "DDP", "dynamo"],
 )  # fmt: skip
 def test_settings_of_accelerate_stand_for_arguments_of_the_trainer(settings, arguments, here):
     settings += "\ncompute_environment: LOCAL_MACHINE\nmachine_rank: 0\nnum_machines: 1\n"
