@@ -20,9 +20,11 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 
+from autotune.cost import time
 from autotune.cost.corrections import Process, TimeSpread, Z, known_by
 from autotune.cost.profile import Profile
 from autotune.cost.rates import sheet_rates
@@ -87,7 +89,10 @@ def timed(row: Row, traced: Callable[[Setup], Profile]) -> Timed:
     network = network_of(setup.gpu.hardware(), setup.devices, nodes=nodes, host_bandwidth=rates.host_bandwidth)
     tf32, compiled = "tf32" in row.precision.lower(), row.compile in _COMPILED
     cost = StepCost(traced(setup), rates, setup.optim, setup.spread, network, tf32=tf32, compiled=compiled)
-    seconds = cost.seconds(np.array([float(setup.micro_batch)]), np.array([float(setup.accumulation)]))[0]
+    # Version 2 is about twice as fast as version 1 (arXiv:2307.08691, abstract).
+    share = time.FUSED_ATTENTION_SHARE / (2 if "version 1" in row.attn else 1)
+    with patch.object(time, "FUSED_ATTENTION_SHARE", share):
+        seconds = cost.seconds(np.array([float(setup.micro_batch)]), np.array([float(setup.accumulation)]))[0]
     return Timed(row, setup, float(seconds), measured)
 
 
