@@ -69,17 +69,18 @@ def clean(search: str) -> None:
 
 
 def local_runner(directory: Path, device: str) -> LocalRunner:
-    os.environ.pop("OMP_NUM_THREADS", None)  # Ray's: the processors of the task, which a user's training wouldn't have
     return LocalRunner(directory, detect(device))
 
 
 def at_node(do: Callable[..., Any], search: str, maker: str, device: str, files: Files, request: Any) -> Any:
     """Do it by the runner that `maker` makes, once for all tasks of this worker, with the files of the search."""
+    os.environ.pop("OMP_NUM_THREADS", None)  # Ray's: the processors of the task, which a user's training wouldn't have
     directory = scratch(search) / f"{socket.gethostname()}-{os.getpid()}"
     (directory / DATA).mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        (directory / DATA / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / DATA / name).write_bytes(content)
+        if not (kept := directory / DATA / name).exists():  # since its first task
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_bytes(content)
     made_for = (search, maker, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if made_for not in _runners:
         for runner in _runners.values():
