@@ -65,10 +65,11 @@ def without_launcher(command: Sequence[str]) -> Launched:
         of_torch = words[0] == "torchrun"
         number = str(told.nproc_per_node if of_torch else told.num_processes or 1).replace("cpu", str(os.cpu_count()))
         each: int | Literal["all"] = "all" if number in ("auto", "gpu") else int(number)
-        least, _, most = str(told.nnodes if of_torch else told.num_machines or 1).partition(":")
+        machines = str(told.nnodes if of_torch else told.num_machines or 1)
+        least, _, most = machines.partition(":")
         nodes = int(least)
         if most not in ("", least) or nodes < 1:
-            raise ValueError(f"nnodes {told.nnodes}: name one number of machines")
+            raise ValueError(f"{machines} machines: name one number of them")
         if each == "all" and nodes > 1:
             raise ValueError(f"nproc_per_node {number}: say how many processes each of the {nodes} machines has")
         if each != "all" and each < 1:

@@ -103,7 +103,7 @@ ERRORS = [
     ("find --model gpt2 -o no/place.json", 2, "no/place.json"), ("find --model gpt2 -o file", 2, "file is another"),
     ("find --model t5 --report-to tensorbord", 2, "expected tensorboard, wandb, mlflow (did you mean 'tensorboard'?)"),
     ("find --model gpt2 --quiet --verbose", 2, "--quiet and --verbose contradict each other; drop"),
-    ("script -- torchrun --nnodes 1:2 train.py", 2, "torchrun: nnodes 1:2: name one number of machines"),
+    ("script -- torchrun --nnodes 1:2 train.py", 2, "torchrun: 1:2 machines: name one number of them"),
     ("script -- python missing.py", 2, "missing.py: no such script"),
     ("script --apply none.json --quiet -- python train.py", 2, "--quiet: is of a search, and --apply trains"),
     ("script --apply none.json -- python train.py", 2, "none.json: No such file or directory"),

@@ -82,7 +82,7 @@ def test_machines_of_a_launcher_are_nodes_of_a_cluster(words, here):
     [
         ("torchrun --nproc_per_node 2", "torchrun: the following arguments are required: training_script"),
         ("torchrun --nproc_per_node two train.py", "torchrun: .*'two'"),
-        ("torchrun --nnodes 1:4 train.py", "torchrun: nnodes 1:4: name one number of machines"),
+        ("torchrun --nnodes 1:4 train.py", "torchrun: 1:4 machines: name one number of them"),
         ("torchrun --nnodes 2 --nproc_per_node gpu train.py", "say how many processes each of the 2 machines has"),
         ("accelerate launch --dynamo_use_dynamic train.py", "dynamo_use_dynamic True: autotune starts"),
         ("accelerate launch --cpu --mixed_precision fp8 train.py", "mixed_precision fp8: .*your TrainingArg"),
