@@ -162,8 +162,8 @@ def test_a_script_is_searched_over_two_nodes_looked_at_on_one_and_launched_on_ea
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
     limits = {"max_trials": 1, "effort": "quick", "quiet": True, "run_dir": tmp_path / "run"}
-    several = {"devices": 2, "nodes": 2, "device": "cpu", "address": machines.address}
-    result = autotune.find(script=["python", "train.py"], **several, **limits)
+    script = ["torchrun", "--nnodes", "2", "--nproc_per_node", "1", "train.py"]
+    result = autotune.find(script=script, device="cpu", address=machines.address, **limits)
     assert result.workload.global_batch_size == 8
     assert (result.hardware.count, result.hardware.nodes) == (2, 2)
     assert result.hardware.network_gb_s > 0.01
