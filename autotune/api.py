@@ -80,6 +80,7 @@ def find(
     asked = _options(model or "", options, own_knobs(knobs))
     with model_on_cpu(trainer), observing(observer, quiet=quiet) as heard:
         subject = subject_of(asked, knobs, trainer=trainer, make_trainer=make_trainer, script=script, step=step)
+        check_fleet(subject.options)
         directory = RunDirectory.create(Path(run_dir) if run_dir is not None else default_run_directory(subject.name))
         with directory, backend_of(subject.options.fleet, directory.path, device=asked.device) as backend:
             plan = planned(subject, directory, backend, heard, stopwatch, searches=True).with_files()
@@ -99,6 +100,7 @@ def preview(
     """
     asked = _options(model, options)
     subject = subject_of(asked, script=script)
+    check_fleet(subject.options)
     folder = Path(tempfile.mkdtemp(prefix="autotune-"))  # for the processes that look at the model
     try:
         with (
@@ -124,7 +126,6 @@ def _options(model: str, given: Mapping[str, Any], own: OwnKnobs | None = None) 
         if read is not None and written is not None and Path(read).resolve() == Path(written).resolve():
             raise InputError(f"--output {written}: would overwrite the file of --{name}; name another")
     check_trackers(options.report_to)
-    check_fleet(options)
     return options
 
 
