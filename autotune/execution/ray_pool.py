@@ -18,7 +18,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,23 +26,18 @@ from typing import Any, NamedTuple
 import psutil
 
 from autotune.errors import AutotuneError, InfrastructureError, one_line
-from autotune.execution import environment
 from autotune.execution.cluster import Cluster, Node
-from autotune.execution.outcome import log_file, outcome_of_nodes, read_tail
+from autotune.execution.network import measure_network
+from autotune.execution.outcome import outcome_of_nodes
 from autotune.execution.places import goes_on
 from autotune.execution.runner import LocalRunner, Runner, end_left_behind, trial_directory
-from autotune.value import read_value, write_bytes, write_text, write_value
+from autotune.value import write_bytes, write_value
 from autotune.values.hardware import detect
 from autotune.values.trial import Description, Failure, Inquiry, Rendezvous, TrialRequest, TrialResult, TrialStatus
 
 Files = dict[str, bytes]  # by name
 
 DATA = "data"  # directory in a run directory with the user's pickled code, and all else that trials share
-
-NETWORK_LIMIT_S = 120.0
-_NETWORK_FILE = "network.txt"  # bytes/s that a machine attains to the others, one way
-_BYTES = 32 << 20  # of a message, as of a bucket of gradients
-_LEAST_S, _LEAST_ROUNDS = 0.5, 3
 
 logger = logging.getLogger(__name__)
 
@@ -114,43 +109,6 @@ def describe(runner: LocalRunner, own: Path, request: Inquiry) -> tuple[Descript
     return found, {p.name: p.read_bytes() for p in (own / DATA).iterdir() if p not in kept}
 
 
-def measure_network(runner: LocalRunner, own: Path, request: TrialRequest) -> float:
-    """Return the bytes/s that this node attains to those that run the other ranks; InfrastructureError: none."""
-    entry, ranks, meeting = f"{__name__}:all_reduce", request.ranks, request.rendezvous
-    directory = runner.ask("network", entry, request, timeout_s=NETWORK_LIMIT_S, ranks=ranks, rendezvous=meeting)
-    try:
-        return float((directory / _NETWORK_FILE).read_text())
-    except OSError:
-        told = read_tail(directory / log_file((request.ranks or (0,))[0]), lines=1) or "no answer"
-        raise InfrastructureError(f"the machines don't reach each other: {told}") from None
-
-
-def all_reduce(directory: Path) -> None:
-    """Measure what this machine attains to the others, by all-reduces among all devices of a training."""
-    import torch
-    from torch import distributed
-
-    device = environment.trial_device(read_value(TrialRequest, directory / "request.json").device)
-    environment.meet(device, timeout_s=NETWORK_LIMIT_S)
-    message, world = torch.zeros(_BYTES // 4, device=device), distributed.get_world_size()
-
-    def seconds(rounds: int) -> float:
-        started = time.perf_counter()
-        for _ in range(rounds):
-            distributed.all_reduce(message)
-        message[0].item()  # which waits for all of them
-        return time.perf_counter() - started
-
-    seconds(1)  # opens the channels
-    usual = torch.tensor([seconds(1)])
-    distributed.broadcast(usual, src=0)
-    rounds = max(_LEAST_ROUNDS, int(_LEAST_S / float(usual)))
-    # A ring over all devices leaves each machine once, with nearly twice the message.
-    rate = 2 * (world - 1) / world * _BYTES * rounds / seconds(rounds)
-    if environment.own_rank().local == 0:
-        write_text(str(rate), directory / _NETWORK_FILE)
-
-
 # In the search.
 
 
@@ -164,10 +122,6 @@ class _Place(NamedTuple):
     group: Any
     bundle: dict[str, float]
     nodes: list[Node]  # of the bundles
-
-    @property
-    def shown(self) -> str:
-        return " + ".join(f"{node.address} ({node.id[:6]})" for node in self.nodes)
 
 
 class RayPool(Runner):
@@ -227,7 +181,7 @@ class RayPool(Runner):
     def describe(self, request: Inquiry) -> Description:
         """Return what a node finds out about the user's own code; raises as `LocalRunner.describe`."""
         with self._before_trials() as place:
-            found, files = self._ray.get(self._call(place, 0, describe, request, "description"))
+            found, files = self._answer(place, 0, self._call(place, 0, describe, request, "description"))
         (self._directory / DATA).mkdir(exist_ok=True)
         for name, content in files.items():
             write_bytes(content, self._directory / DATA / name)
@@ -255,14 +209,14 @@ class RayPool(Runner):
         from ray import exceptions
 
         lost: list[str] = []
-        result, files = None, Files()
+        result, files, shown = None, Files(), ""
         while result is None:
             with self._reserved(is_alone=is_alone) as place:
-                began = time.monotonic()
+                began, shown = time.monotonic(), " + ".join(f"{node.address} ({node.id[:6]})" for node in place.nodes)
                 try:
                     result, files = self._ranks(place, request)
                     if len(place.nodes) > 1 and result.is_excused and not lost:  # one node has tried again itself
-                        lost.append(f"{place.shown}: a device had failed, or others held its memory")
+                        lost.append(f"{shown}: a device had failed, or others held its memory")
                         result = None
                     continue
                 except exceptions.RayTaskError:  # of a node that can run no trial
@@ -271,7 +225,7 @@ class RayPool(Runner):
                     status, why = TrialStatus.OUT_OF_MEMORY, "Ray ended it, since memory of the host ran short: "
                     why += one_line(error)
                 except (exceptions.RayError, _Lost) as error:
-                    lost.append(f"{place.shown}: {type(error).__name__.strip('_')}")
+                    lost.append(f"{shown}: {type(error).__name__.strip('_')}")
                     if len(lost) == 1:
                         continue
                     status, why = TrialStatus.CRASHED, f"its worker died 2 times ({'; '.join(lost)})"
@@ -279,7 +233,7 @@ class RayPool(Runner):
             result = TrialResult(request=request, outcome=failure, duration_s=duration_s)
         again = tuple(f"it ran again: {why}" for why in lost[:1] if result.status is not TrialStatus.CRASHED)
         began_at = time.time() - result.duration_s  # by this machine's clock
-        update = {"place": place.shown, "began": began_at, "warnings": (*result.warnings, *again)}
+        update = {"place": shown, "began": began_at, "warnings": (*result.warnings, *again)}
         result = result.model_copy(update=update)
         directory = trial_directory(self._directory, request.number)
         directory.mkdir(parents=True, exist_ok=True)
@@ -305,31 +259,41 @@ class RayPool(Runner):
         Nodes that wait for one whose ranks have failed are left out. Raises RayTaskError: a node can run no trial;
         another RayError, or _Lost: it or its worker is lost.
         """
-        from ray import exceptions
-
         needed, _ = place.nodes[0].hardware.nodes_of(request.config.parallelism.world_size)
         meeting, calls, answers, deadline = None, {}, dict[int, Any](), math.inf
         if needed > 1:
-            port = self._ray.get(self._call(place, 0, free_port, request, "port"))
+            port = self._answer(place, 0, self._call(place, 0, free_port, request, "port"))
             meeting = Rendezvous(address=place.nodes[0].address, port=port, nodes=needed)
         for rank in range(needed):
             own = meeting and meeting.model_copy(update={"node_rank": rank})
             calls[self._call(place, rank, do, request.model_copy(update={"rendezvous": own}), name)] = rank
         while calls and time.monotonic() < deadline:
-            for call in self._ray.wait(list(calls), timeout=1.0)[0]:
+            for call in self._ready(place, calls):
                 rank = calls.pop(call)
-                try:
-                    answers[rank] = self._ray.get(call)
-                except exceptions.RayTaskError as error:
-                    self._unfit[place.nodes[rank].id] = one_line(error.cause)
-                    self._looked = -math.inf
-                    raise
+                answers[rank] = self._answer(place, rank, call)
                 if do is run_ranks and answers[rank][0].measurement is None:
                     # The other nodes get this long after the first has failed, as when they lose a connection.
                     deadline = min(deadline, time.monotonic() + 20.0)
-            if not {node.id for node in place.nodes[:needed]} <= {node.id for node in self._present()}:
-                raise _Lost
         return answers
+
+    def _answer(self, place: _Place, index: int, call: Any) -> Any:
+        """Wait for a node's answer; where it raises an error no trial can be run, nor is begun any more."""
+        from ray import exceptions
+
+        while not self._ready(place, [call]):
+            pass
+        try:
+            return self._ray.get(call)
+        except exceptions.RayTaskError as error:
+            self._unfit[place.nodes[index].id], self._looked = one_line(error.cause), -math.inf
+            raise
+
+    def _ready(self, place: _Place, calls: Iterable[Any]) -> list[Any]:
+        """Return the calls that have ended, within a second; _Lost: a node of the place has gone meanwhile."""
+        ready: list[Any] = self._ray.wait(list(calls), timeout=1.0)[0]
+        if not ready and not {node.id for node in place.nodes} <= {node.id for node in self._present()}:
+            raise _Lost
+        return ready
 
     def _call(self, place: _Place, index: int, do: Callable[..., Any], request: Any, name: str) -> Any:
         """Have a node of a place do it; return Ray's reference to its answer."""

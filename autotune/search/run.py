@@ -17,8 +17,9 @@ from pydantic import Field
 from autotune.cost.model import CostModel
 from autotune.errors import AutotuneError, InputError, MachineError, writing
 from autotune.execution.cluster import joined
+from autotune.execution.network import NETWORK_LIMIT_S
 from autotune.execution.places import Place, hardware_of, places_of, sharing_notes
-from autotune.execution.ray_pool import NETWORK_LIMIT_S, RayPool
+from autotune.execution.ray_pool import RayPool
 from autotune.execution.runner import LocalRunner, Runner
 from autotune.integrations.trackers import Tracking
 from autotune.planning.options import SearchOptions
