@@ -189,7 +189,7 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
                 tried[assumed] = run(plan.baseline, AMPLE_BYTES)
             one, other = (trial.measurement and trial.measurement.parts for trial in tried.values())
             if one is not None and one == other:
-                where, both = ample.outcome.cause.rpartition(UNKNOWN)[2], " and with ".join(map(str, _ASSUMED))
+                where, both = ample.outcome.cause.rpartition(f"{UNKNOWN} ")[2], " and with ".join(map(str, _ASSUMED))
                 notes.append(f"{where} reads a value that only a GPU computes: with {both} the memory is the same")
                 ample = tried[_ASSUMED[-1]]
         seen = ample.measurement

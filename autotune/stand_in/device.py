@@ -9,7 +9,7 @@ from autotune.values.catalogue import Gpu
 
 _VARIABLE = "AUTOTUNE_STAND_IN"
 
-UNKNOWN = "that only a GPU computes, on which the memory may depend: "  # of values; where one is read follows
+UNKNOWN = "that only a GPU computes, on which the memory may depend:"  # of values; where one is read follows
 
 AMPLE_BYTES = 1 << 40  # the stand-in's memory, so that a peak is seen even where it doesn't fit the GPU
 MOST_DEVICES = 64  # sources/state.h: kMaxDevices

@@ -301,5 +301,5 @@ def _unknown(what: str) -> UnknownValueError:
     frames = traceback.extract_stack(sys._getframe(1))
     asked = next((f for f in reversed(frames) if not f.filename.startswith((torch_folder, own, "<"))), None)
     where = "a backward pass" if asked is None else f"{asked.filename}:{asked.lineno}: {asked.line}"
-    _raised.append(f"{what} {UNKNOWN}{where}")
+    _raised.append(f"{what} {UNKNOWN} {where}")
     return UnknownValueError(_raised[-1])
