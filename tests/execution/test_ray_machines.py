@@ -141,7 +141,8 @@ def test_a_search_over_two_nodes_that_was_killed_leaves_nothing_and_goes_on(mach
     result = autotune.resume(tmp_path / "run", quiet=True)
     assert before.items() <= {path: path.read_bytes() for path in tmp_path.glob("run/trials/*/result.json")}.items()
     numbers = [trial.number for trial in result.trials if trial.number is not None]
-    assert sorted(numbers) == list(range(len(numbers)))
+    kept = [int(path.parent.name) for path in tmp_path.glob("run/trials/*/result.json")]
+    assert sorted(numbers) == sorted(kept)  # one that ran when the search was killed runs again under another number
     assert result.best.measurement is not None
 
 
