@@ -140,7 +140,7 @@ def find(
         seed: Seed of weights, data and the search.
         devices: Spread each training over so many; several, or all, to compare, the baseline's first [1].
         nodes: Machines of a Ray cluster that --devices are on [1].
-        workers: Trials at once, each on a device or cores [1].
+        workers: Trials at once, each on a GPU [1].
         engine: What runs trials: local, or ray for a cluster.
         address: Address of the Ray cluster [RAY_ADDRESS, else one here].
         kind: Part of a device's name in a mixed cluster [most nodes].

@@ -97,10 +97,9 @@ def rehearse(
     try:
         (folder / "subject").write_bytes(content)
         of_card = variables(card, writable("stand-in"), folder / "devices", devices=number, context_bytes=context)
-        environment = {**os.environ, **of_card}
-        given = [card.name, str(folder), sha256_of(content), str(os.getpid())]
+        given, nothing = [card.name, str(folder), sha256_of(content), str(os.getpid())], subprocess.DEVNULL
         command = [sys.executable, "-m", "autotune.rehearsal", *given]
-        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, errors="replace")
+        done = subprocess.run(command, env=os.environ | of_card, stdin=nothing, capture_output=True, errors="replace")
         answers: TypeAdapter[Rehearsal | Refusal] = TypeAdapter(Rehearsal | Refusal)
         try:
             answer = answers.validate_json((folder / "answer.json").read_bytes())
@@ -183,13 +182,15 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
         common = {"gpu": gpu.name, "memory_bytes": gpu.memory_bytes, "workload": plan.workload}
         common |= {"devices": plan.baseline.parallelism.world_size, "versions": plan.hardware.versions}
         ample, notes = run(plan.baseline, AMPLE_BYTES), list[str]()
-        if isinstance(ample.outcome, Failure) and UNKNOWN in ample.outcome.cause and not plan.workload.generates:
+        code = plan.workload.own_code
+        assert code is not None
+        if UNKNOWN in (told := _not_told(ample)) and not plan.workload.generates:
             tried = dict[int, TrialResult]()
             for assumed in _ASSUMED:
                 tried[assumed] = run(plan.baseline, AMPLE_BYTES)
             one, other = (trial.measurement and trial.measurement.parts for trial in tried.values())
-            if one is not None and one == other:
-                where, both = ample.outcome.cause.rpartition(f"{UNKNOWN} ")[2], " and with ".join(map(str, _ASSUMED))
+            if one is not None and one == other and UNKNOWN not in _not_told(tried[_ASSUMED[-1]]):
+                where, both = told.rpartition(f"{UNKNOWN} ")[2], " and with ".join(map(str, _ASSUMED))
                 notes.append(f"{where} reads a value that only a GPU computes: with {both} the memory is the same")
                 ample = tried[_ASSUMED[-1]]
         seen = ample.measurement
@@ -202,12 +203,11 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
             return Rehearsal(**common, **unseen, chance_to_fit=0.0, refused=refused)
         left_out = (seen.soaked.not_evaluated, seen.soaked.not_saved) if seen.soaked is not None else ()
         notes += too_long(plan.workload, plan.facts) + [line for line in left_out if line]
-        code = plan.workload.own_code
-        assert code is not None
         if code.is_loop:
-            begins = f"a loop of your own: at most {OWN_STEPS} optimizer steps ran, on batches in its own order"
-            notes.append(f"{begins}; longer batches, and all that it does after these steps, may take more")
-        if "evaluating" in seen.parts.phases and not {"eval_strategy", "do_eval"} & {*plan.workload.fixed_arguments}:
+            begins = f"a loop of your own: some {OWN_STEPS} optimizer steps ran, on batches in its own order"
+            begins += ", and evaluations on two batches each" * ("evaluating" in seen.parts.phases)
+            notes.append(f"{begins}; longer batches, and all that it does later, may take more")
+        elif "evaluating" in seen.parts.phases and not {"eval_strategy", "do_eval"} & {*plan.workload.fixed_arguments}:
             notes.append("evaluating counts, as your Trainer has an eval_dataset; your arguments don't ask for it")
         common |= {"peak": seen.memory, "parts": seen.parts, "notes": notes}
         chance = _chance(seen.memory, gpu)
@@ -232,6 +232,13 @@ def _rehearsed(subject: UserTrainer, gpu: Gpu, folder: Path) -> Rehearsal:
             if fits >= 0.5:
                 break
         return Rehearsal(**common, chance_to_fit=chance, short=short, levers=levers)
+
+
+def _not_told(trial: TrialResult) -> str:
+    """Return why a trial doesn't tell the memory of training, or of evaluating after it; empty: it does."""
+    if isinstance(trial.outcome, Failure):
+        return trial.outcome.cause
+    return (trial.outcome.soaked and trial.outcome.soaked.not_evaluated) or ""
 
 
 def _lighter(plan: SearchPlan, model: CostModel | None, seen: Measurement) -> list[TrainConfig]:

@@ -1,6 +1,6 @@
 """Several workers: trials of one search side by side.
 
-For whom: who has several GPUs (or nodes) and trains on one of them at a time. Shows `workers=` and which device each
+For whom: who has several GPUs and trains on one of them at a time. Shows `workers=` and which device each
 trial ran on. How long: under five minutes, as effort "quick" has it; less with `--max-time`.
 
     python examples/several_workers.py [gpt2] [--workers 2]
@@ -27,7 +27,7 @@ def main() -> None:
         elif isinstance(event, Note):
             print(f"note: {event.text}", flush=True)
 
-    # On GPUs each worker has a device of its own. On a CPU they share the cores, and the answer is for such a share.
+    # Each worker has a GPU of its own.
     result = autotune.find(
         options.model,
         workers=options.workers,

@@ -6,6 +6,7 @@ import re
 from typing import get_args
 
 import pytest
+import torch
 from running import run_example
 
 import autotune
@@ -71,6 +72,8 @@ def test_a_killed_search_keeps_its_trials(tiny, tmp_path):
     assert int(told[1]) > killed
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
 def test_several_workers_share_the_trials(tiny, tmp_path):
     lines = run_example("several_workers.py", tiny / "llama", *SHORT, cwd=tmp_path)
     places = {match[1] for line in lines if (match := re.match(r"trial \d+ on (.+): ", line))}

@@ -246,10 +246,53 @@ def test_a_loop_takes_what_it_takes_when_it_runs_alone_unless_a_value_decides(tm
     assert {"weights", "gradients", "optimizer states"} < {row.kind for row in found.parts.alive}
     read, of_loop = found.notes
     assert re.search(r"train.py:10: right = .* reads a value .*: with 0 and with 100 the memory is the same", read)
-    assert "at most 20 optimizer steps ran" in of_loop
+    assert "some 20 optimizer steps ran, on batches in its own order; longer" in of_loop
     done = script(tmp_path, "l4", "kept", text=LOOP)
     assert done.returncode == 3, done.stdout
     assert "train.py:10: right = " in json.loads(done.stdout)["refused"]
+
+
+# Evaluates on more samples at once than it trains on, and counts those that it has got right.
+EVALUATED = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(4096, 64), torch.randint(16, (4096,)))
+net, loss_of = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 16)).cuda(), nn.CrossEntropyLoss()
+optimizer = torch.optim.AdamW(net.parameters())
+for epoch in range(3):
+    net.train()
+    for inputs, labels in DataLoader(data, 64):
+        loss_of(net(inputs.cuda()), labels.cuda()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    net.eval()
+    with torch.no_grad():
+        for inputs, labels in DataLoader(data, 1024):
+            logits = net(inputs.cuda())
+            right = (logits.argmax(1) == labels.cuda()).sum().item()
+    if sys.argv[1] == "fails":
+        raise ValueError("no such thing")
+print(torch.cuda.max_memory_allocated())
+torch.save(net.state_dict(), "net.pt")
+"""
+
+
+@pytest.mark.cuda
+def test_a_loop_goes_on_to_evaluate_and_to_save_and_writes_no_weights(tmp_path):
+    alone_bytes = int(printed("-c", f"import sys; sys.argv[1:] = ['']\n{EVALUATED}", cwd=tmp_path)[-1])
+    (tmp_path / "net.pt").write_text("of an earlier training")
+    found = rehearsed(tmp_path, "l4", "succeeds", text=EVALUATED)
+    assert found.peak.allocated_bytes == found.parts.phases["evaluating"].allocated_bytes == alone_bytes
+    assert [*found.parts.phases] == ["setting up", "first step", "later steps", "evaluating", "saving"]
+    assert (tmp_path / "net.pt").read_text() == "of an earlier training"
+    assert "right = (logits" in found.notes[0]
+    assert "evaluations on two batches each" in found.notes[1]
+    found = rehearsed(tmp_path, "l4", "fails", text=EVALUATED)
+    assert found.peak.allocated_bytes == alone_bytes
+    assert "after 20 optimizer steps it was seen up to an error: no such thing" in found.notes[1]
 
 
 OF_ACCELERATE = """

@@ -234,18 +234,6 @@ def threads_of_rank(cores: int, ranks: int, present: Mapping[str, str] = os.envi
     return min(share, int(asked)) if asked.isdigit() and int(asked) else share
 
 
-def use_cores(cores: Sequence[int]) -> None:
-    os.sched_setaffinity(0, cores)
-    threads = threads_of_rank(len(cores), 1)
-    os.environ[_THREADS] = str(threads)
-    if "torch" in sys.modules:  # a fork has the settings of its parent, which were made for all cores
-        import torch
-        from torch._inductor import config
-
-        torch.set_num_threads(threads)
-        config.compile_threads = min(config.compile_threads or 1, len(cores))
-
-
 def own_rank() -> Rank:
     if "LOCAL_RANK" not in os.environ:
         return Rank()

@@ -10,6 +10,7 @@ from the config at each call. If gradients still differ, the whole batch runs wi
 """
 
 import dataclasses
+import inspect
 import math
 import traceback
 from collections import Counter
@@ -30,7 +31,7 @@ from transformers import set_seed
 from autotune.errors import InputError
 from autotune.execution.environment import gathered, own_rank
 from autotune.execution.outcome import is_out_of_memory
-from autotune.execution.user_code import loss_and_samples, step_of
+from autotune.execution.user_code import step_of
 from autotune.execution.user_data import cut, first_batch, rows_of, view
 from autotune.training.facts import is_rate
 from autotune.training.loss import leaves_out_first_label, normalize_loss
@@ -286,6 +287,16 @@ def _run(request: ExamineRequest, config: TrainConfig, file: Path, seeds: tuple[
         f"{' or '.join(map(str, counts))} samples, and {expected} are a step ({steps} x {found.micro_batch}): {remedy} "
         f"{ACCUMULATION} micro-batches in each step; a step that can't be counted from outside returns (loss, samples)"
     )
+
+
+def loss_and_samples(returned: Any) -> tuple[Any, int | None]:
+    """Return the loss that a step has returned and, if it returned (loss, samples), the samples."""
+    if inspect.isgenerator(returned) or inspect.iscoroutine(returned):
+        returned.close()
+        raise InputError("the step made a generator or coroutine, which does nothing; have it do an optimizer step")
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], int):
+        return returned
+    return returned, None
 
 
 @contextmanager

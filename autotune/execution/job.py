@@ -64,7 +64,6 @@ class Job(Value):
     ranks: PositiveInt | None = Field(default=None, description="on this machine; None: no ranks")
     rendezvous: Rendezvous | None = Field(default=None, description="of ranks on several machines")
     visible: str = Field(default="", description="CUDA_VISIBLE_DEVICES of its processes")
-    cores: tuple[int, ...] = Field(default=(), description="that they are bound to; none: any")
 
 
 class BoundedLog:
@@ -224,8 +223,6 @@ class Jobs:
             with contextlib.suppress(OSError):  # not every container has it
                 Path("/proc/self/oom_score_adj").write_text("800")  # the one that is killed if memory runs out
             os.environ["CUDA_VISIBLE_DEVICES"] = job.visible
-            if job.cores:
-                environment.use_cores(job.cores)
             if job.ranks is not None:
                 meeting, kept = job.rendezvous, None
                 if listener is not None:

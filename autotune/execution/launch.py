@@ -233,13 +233,14 @@ def run_trial(directory: Path) -> None:
             torch.manual_seed(request.workload.seed)
             environment.meet(device, timeout_s=request.limits.timeout_s)
             with guard:
+                from autotune.execution.own_loop import run_loop
                 from autotune.execution.trial import Trial
 
                 trial = Trial(request, directory, stopwatch, guard, turns)
                 if (step := request.workload.own_step) is not None:
                     outcome = trial.run_steps(step)
                 elif (code := request.workload.own_code) is not None:
-                    outcome = trial.run_loop(code) if code.is_loop else trial.run_user_code(code)
+                    outcome = run_loop(trial, code) if code.is_loop else trial.run_user_code(code)
                 else:
                     outcome = trial.run_named_model()
         except (Exception, SystemExit) as error:

@@ -26,8 +26,9 @@ _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 class PeakRecorder:
     """Records from now on, and learns where tensors lie from the modules that run and the optimizers that step."""
 
-    def __init__(self, guard: MemoryGuard) -> None:
+    def __init__(self, guard: MemoryGuard, *, of_loop: bool) -> None:
         self._guard, self._stack = guard, threading.local()
+        self._of_loop, self._evaluates = of_loop, False  # a loop of the user's own, and whether it evaluates now
         self._models = WeakSet[nn.Module]()  # that no other module calls
         self._names: dict[int, str] = {}  # of modules
         self._kinds: dict[int, str] = {}  # of blocks, by their address
@@ -50,6 +51,10 @@ class PeakRecorder:
             self._names |= {id(each): type(each).__name__ for each in (inner, module)}
         if not self._peaks and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
             self.phase_ended("setting up")
+        turns = self._evaluates == (module.training and torch.is_grad_enabled())
+        if turns and self._of_loop and not stack and self._steps and any(p.requires_grad for p in module.parameters()):
+            self.loop_turned()
+            self._evaluates = not self._evaluates
         stack.append(self._names.get(id(module)) or (stack[-1] if stack else type(module).__name__))
         torch.cuda.memory._set_memory_metadata(stack[-1])
 
@@ -77,6 +82,18 @@ class PeakRecorder:
             own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             if isinstance(own, torch.Tensor) and own.is_cuda:
                 self._kinds[own.untyped_storage().data_ptr()] = kind
+
+    def has_made(self, steps: int) -> bool:
+        """Return whether an optimizer has made so many steps."""
+        return max(self._steps.values(), default=0) >= steps
+
+    def loop_turned(self) -> None:
+        self.phase_ended("evaluating" if self._evaluates else "later steps")
+
+    def loop_saved(self) -> None:
+        if self._evaluates:
+            self.loop_turned()
+        self.phase_ended("saving")
 
     def phase_ended(self, name: str) -> None:
         now = self._guard.peak()

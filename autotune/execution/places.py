@@ -1,7 +1,4 @@
-"""Places: parts of the machine that run a trial each at the same time, and share no device and no core.
-
-On CUDA a place is one of the devices of a kind; on the CPU it is a set of cores, and the answer is then for a machine
-of so many cores. Trials on one CPU still share its memory bandwidth and caches, which no place can change.
+"""Places: devices of a kind, or sets of as many, which run a trial each at the same time. The CPU is one place.
 
 `spread` settles over how many devices, or processes of a CPU, each training is spread.
 """
@@ -9,7 +6,6 @@ of so many cores. Trials on one CPU still share its memory bandwidth and caches,
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -21,15 +17,12 @@ from autotune.value import Value
 from autotune.values.conditions import computing_on
 from autotune.values.hardware import Hardware, cuda_count, cuda_used_bytes, detect, like_devices, sharing_of
 
-_TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/{}"
-
 
 class Place(Value):
     """Where one trial at a time runs."""
 
     shown: str = Field(default="", description="in words; empty: there is no other place")
     devices: tuple[str, ...] = Field(description="torch devices, as the parent counts, one for each rank")
-    cores: tuple[int, ...] = Field(default=(), description="that trials are bound to; none: any")
 
     def used_bytes(self) -> list[int]:
         """Return the memory in use on each GPU; empty for a CPU, whose memory is the host's."""
@@ -41,10 +34,9 @@ def kind_of(hardware: Hardware) -> str:
     """Return the digest of all that makes trials on two devices comparable."""
     # The systems of two equal machines may keep some MiB more or less of the host's memory.
     host = round(hardware.host_memory_bytes / GIB) if hardware.is_cpu else 0
-    memory = host if hardware.is_cpu else hardware.memory_bytes
-    changes = {"free_bytes": 0, "device": hardware.kind, "memory_bytes": memory, "host_memory_bytes": host}
+    memory = {"memory_bytes": host or hardware.memory_bytes, "host_memory_bytes": host, "free_bytes": 0}
     which = frozenset({"count", "peers", "visible", "nodes", "network_gb_s"})
-    return hardware.model_copy(update=changes).digest(leave_out=which)
+    return hardware.model_copy(update={**memory, "device": hardware.kind}).digest(leave_out=which)
 
 
 def whole(hardware: Hardware) -> Place:
@@ -54,32 +46,25 @@ def whole(hardware: Hardware) -> Place:
 
 
 def places_of(hardware: Hardware, count: int, *, each: int = 1) -> tuple[Place, ...]:
-    """Return `count` places of `each` of these GPUs, the freest; MachineError: there aren't as many."""
-    if count == 1:
-        return (whole(hardware),)
+    """Return `count` places of `each` of these GPUs, the freest; InputError: it is a CPU, MachineError: too few."""
     if hardware.is_cpu:
-        return core_sets(count)
+        raise InputError(f"--workers {count}: the CPU runs one trial at a time; each worker needs a GPU of its own")
     seen = [detect(f"cuda:{index}") for index in range(cuda_count())]
-    seen_at = [device.device for device in seen]
     alike = [device for device in seen if kind_of(device) == kind_of(hardware)]
     if len(alike) < count * each:
         others = "" if len(alike) == len(seen) else f" and {len(seen) - len(alike)} of another kind"
         wanted = f"--workers {count}{f' --devices {each}' * (each > 1)}"
         raise MachineError(f"{wanted}: this machine has {len(alike)} x {hardware.name}{others}")
     freest = sorted(alike, key=lambda device: -device.free_bytes)[: count * each]
-    found = sorted((device.device for device in freest), key=seen_at.index)
+    found = sorted((device.device for device in freest), key=[device.device for device in seen].index)
     sets = (found[start : start + each] for start in range(0, len(found), each))
     return tuple(Place(devices=tuple(own), shown="+".join(own)) for own in sets)
 
 
 def hardware_of(hardware: Hardware, places: tuple[Place, ...]) -> Hardware:
-    """Return each trial's hardware, with the least free on any device, or a share of a CPU."""
-    if (count := len(places)) == 1:
-        return hardware
-    if not hardware.is_cpu:
-        free = min(detect(device).free_bytes for place in places for device in place.devices)
-        return hardware.model_copy(update={"free_bytes": free, "count": len(places[0].devices)})
-    return hardware.model_copy(update={"cores": hardware.cores // count, "free_bytes": hardware.free_bytes // count})
+    """Return each trial's hardware, with the least free on any device."""
+    free = min(detect(device).free_bytes for place in places for device in place.devices)
+    return hardware.model_copy(update={"free_bytes": free, "count": len(places[0].devices)})
 
 
 def sharing_notes(devices: Sequence[str]) -> tuple[str, ...]:
@@ -100,27 +85,6 @@ def sharing_notes(devices: Sequence[str]) -> tuple[str, ...]:
         "MIG": "the GPU is a MIG instance, whose idle time the driver doesn't tell: load of the host counts in full",
     }
     return tuple(note for how, note in notes.items() if how in found)
-
-
-def core_sets(count: int) -> tuple[Place, ...]:
-    def where(core: int) -> tuple[int, ...]:  # processor and physical core of a logical one
-        found = [0, 0]
-        for index, name in enumerate(("physical_package_id", "core_id")):
-            with suppress(OSError, ValueError):  # not every container shows it
-                found[index] = int(Path(_TOPOLOGY.format(core, name)).read_text())
-        return (*found, core)
-
-    cores = sorted(os.sched_getaffinity(0), key=where)
-    size, places = len(cores) // count, []
-    if not size:
-        raise MachineError(f"--workers {count}: this machine has {len(cores)} cores that trials may use")
-    for index in range(count):
-        own = tuple(sorted(cores[index * size : (index + 1) * size]))
-        starts = [core for core in own if core - 1 not in own]
-        ends = [core for core in own if core + 1 not in own]
-        ranges = (f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
-        places.append(Place(devices=("cpu",), cores=own, shown=f"cores {','.join(ranges)}"))
-    return tuple(places)
 
 
 def spread(hardware: Hardware, asked: Sequence[int | Literal["all"]], *, is_single: bool) -> tuple[Hardware, list[str]]:

@@ -336,7 +336,7 @@ class LocalRunner(Runner):
         """Have the launcher run a job on the first `devices` of its place, or one for each rank."""
         launcher, where = self.start(), self._places[job.place]
         where = where.model_copy(update={"devices": where.devices[: job.ranks or devices]})
-        job = job.model_copy(update={"visible": visible(where.devices), "cores": where.cores})
+        job = job.model_copy(update={"visible": visible(where.devices)})
         try:
             idle_bytes, started, oom_kills = where.used_bytes(), time.monotonic(), host_oom_kills()
         except MachineError as error:

@@ -11,22 +11,22 @@ import math
 import os
 import statistics
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments, set_seed
 from transformers.trainer_pt_utils import BatchRebalanceSampler
 from transformers.trainer_utils import has_length
 
-from autotune.errors import AutotuneError, LoopError, NoEffectError
+from autotune.errors import AutotuneError, NoEffectError
 from autotune.execution import checking, noise, user_code
 from autotune.execution.checking import Reading, arguments_of, keeps_predictions
 from autotune.execution.effects import EffectsProbe
 from autotune.execution.environment import own_rank, remove_unused_locks, trial_device
+from autotune.execution.gradients import loss_and_samples
 from autotune.execution.guard import MemoryGuard
 from autotune.execution.job import ENDS_VARIABLE
 from autotune.execution.measure import EXTRA_DISCARDED_STEPS, Compilations, StepTimer
@@ -48,7 +48,7 @@ from autotune.training.recipes import StepCount, recipe_trainer
 from autotune.values.budget import LossTask, ProfileTask, SoakTask
 from autotune.values.hardware import detect
 from autotune.values.time_spent import Stopwatch
-from autotune.values.trial import Failure, Measurement, Memory, Outcome, TrialRequest, TrialStatus
+from autotune.values.trial import Failure, Measurement, Outcome, TrialRequest, TrialStatus
 from autotune.values.workload import STEP_FILE, OwnCode, OwnStep
 
 # An fp16 scaler starts at 2^16 and halves at each overflow: it may skip that many steps before the first real one.
@@ -90,7 +90,8 @@ class Trial:
             ends_at = float(os.environ.get(ENDS_VARIABLE, math.inf)) - min(2.0, 0.1 * limits.timeout_s)
         relax = guard.relax if (on_cpu or turns) and task is None else None  # a check looks at memory to its end
         in_parts = isinstance(task, SoakTask) and task.in_parts and not on_cpu
-        self.recorder = PeakRecorder(guard) if in_parts else None
+        of_loop = getattr(request.workload.own_code, "is_loop", False)
+        self.recorder = PeakRecorder(guard, of_loop=of_loop) if in_parts else None
         self._profile = StepProfile(on_cpu=on_cpu, before=guard.relax) if isinstance(task, ProfileTask) else None
         if self._profile is not None:
             relax = self._profile.start
@@ -139,7 +140,7 @@ class Trial:
         while not control.should_training_stop:
             timer.on_step_begin(None, state, control)
             try:
-                loss = user_code.loss_and_samples(step())[0]
+                loss = loss_and_samples(step())[0]
             except StopIteration:  # of an iterator over its data
                 return self.useless(f"its data end after {state.global_step} steps: have the step begin them again")
             if isinstance(loss, torch.Tensor):
@@ -274,33 +275,6 @@ class Trial:
 
         with user_code.overlaid(laid, lambda model: user_code.fitted(model, mapping, code)):
             return user_code.run_until_training(code, self.data_directory, on_train)
-
-    def run_loop(self, code: OwnCode) -> Outcome:
-        """Run a loop of the code's own, as it is, for its memory: up to an optimizer's step `OWN_STEPS`."""
-        timer, recorder = self.timer, self.recorder
-        assert recorder is not None
-        state, control = SimpleNamespace(global_step=0, max_steps=0), SimpleNamespace(should_training_stop=False)
-
-        def ended(*_: Any) -> None:
-            state.global_step += 1
-            timer.on_step_end(None, state, control)
-            timer.on_step_begin(None, state, control)
-
-        os.environ.update(code.variables)
-        timer.on_step_begin(None, state, control)
-        other = self.useless("beside other processes it trains by Trainer.train, and ends without it where it is alone")
-        with register_optimizer_step_post_hook(ended), suppress(LoopError):
-            return user_code.run_until_training(code, self.data_directory, lambda *_: other)
-        host_values.check()
-        timer.on_train_end(None, state, control)
-        if not timer.step_times_s():
-            return self.useless("its loop makes one optimizer step: the next ones may take more, which isn't seen")
-        if not self.guard.peak().allocated_bytes:
-            return self.useless("it trains without the GPU: perhaps an option chooses its device")
-        self.guard.check()
-        parts = recorder.parts()
-        update = {"memory": Memory.worst_of(list(parts.phases.values())), "parts": parts}
-        return self.measurement(None, {}, None).model_copy(update=update)
 
     def _made_ready(self, code: OwnCode, trainer: Any, probe: EffectsProbe) -> Reading:
         if names := user_code.changed_arguments(trainer.args):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
+import safetensors.torch
 import torch
 from accelerate.state import AcceleratorState
 from peft import PeftModel
@@ -54,6 +55,10 @@ _LAID_LAST = ("eval_strategy", "save_strategy", "load_best_model_at_end")
 
 class _Reached(BaseException):
     """Unwinds the user's code once its training is over."""
+
+
+def reached(*_: Any) -> None:
+    raise _Reached
 
 
 def harness(arguments: Any) -> dict[str, Any]:
@@ -173,11 +178,18 @@ def _own_environment() -> Any:
     return patch.object(type(os.environ), "__setitem__", heed)
 
 
-def run_until_training(code: OwnCode, data: Path, on_train: Callable[[Any, Callable[[], Any]], Found]) -> Found:
+def run_until_training(
+    code: OwnCode,
+    data: Path,
+    on_train: Callable[[Any, Callable[[], Any]], Found],
+    *,
+    most_steps: Callable[[], int] = lambda: OWN_STEPS,
+    saved: Callable[[], None] = lambda: None,
+) -> Found:
     """Run the code up to its first `Trainer.train`; return the result of `on_train(trainer, train)`.
 
     Pickled code is in the directory `data`. CodeError: it ended without `train`; LoopError: after optimizer steps,
-    or it is about to make more than `OWN_STEPS`.
+    or it is about to make more than `most_steps`. Weights of a loop aren't written: `saved` is called instead.
     """
     original, ended, steps = Trainer.train, "it ended", Counter[int]()  # of each optimizer
     found: list[Found] = []
@@ -185,29 +197,40 @@ def run_until_training(code: OwnCode, data: Path, on_train: Callable[[Any, Calla
 
     def step(optimizer: Any, *_: Any) -> None:
         nonlocal ended
-        if steps[id(optimizer)] == OWN_STEPS:
-            ended = f"it made {OWN_STEPS} optimizer steps"
+        if steps[id(optimizer)] == most_steps():
+            ended = f"it made {steps[id(optimizer)]} optimizer steps"
             raise _Reached
         steps[id(optimizer)] += 1
 
+    def in_place_of(save: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(save)
+        def told(*args: Any, **kwargs: Any) -> Any:
+            if found or failed:  # by `finally`, say
+                raise _Reached
+            return saved() if steps else save(*args, **kwargs)
+
+        return told
+
     def train(trainer: Any, *args: Any, **kwargs: Any) -> None:
         own_steps.remove()
+        steps.clear()
         if not found and not failed:
             try:
                 with patch.object(Trainer, "train", original):
                     found.append(on_train(trainer, functools.partial(original, trainer)))
             except BaseException as error:
                 failed.append(error)  # not into the code, which may have handlers of its own
-        saving = (torch, "save"), (Trainer, "save_model"), (PreTrainedModel, "save_pretrained")
-        for owner, name in (*saving, (PeftModel, "save_pretrained")):  # by `finally`, say
-            patches.enter_context(patch.object(owner, name, train))
         raise _Reached
 
     def spawn(*_: Any, **__: Any) -> None:
         raise CodeError(f"{code.file}: it starts processes itself, by torch.multiprocessing; have torchrun start it")
 
+    saving: list[tuple[Any, str]] = [(torch, "save"), (safetensors.torch, "save_file"), (Trainer, "save_model")]
+    saving += [(PreTrainedModel, "save_pretrained"), (PeftModel, "save_pretrained")]
     try:
         with suppress(_Reached), ExitStack() as patches:
+            for owner, name in saving:
+                patches.enter_context(patch.object(owner, name, in_place_of(getattr(owner, name))))
             patches.enter_context(patch.object(Trainer, "train", train))
             patches.enter_context(patch.object(torch.multiprocessing, "spawn", spawn))
             patches.enter_context(_own_environment())
@@ -292,16 +315,6 @@ def step_of(own: OwnStep, config: TrainConfig, accumulation_steps: int, file: Pa
         kind = type(step).__name__
         raise InputError(f"{own.name} returned {kind}; it has to return a function that does one optimizer step")
     return step  # type: ignore[no-any-return]
-
-
-def loss_and_samples(returned: Any) -> tuple[Any, int | None]:
-    """Return the loss that a step has returned and, if it returned (loss, samples), the samples."""
-    if inspect.isgenerator(returned) or inspect.iscoroutine(returned):
-        returned.close()
-        raise InputError("the step made a generator or coroutine, which does nothing; have it do an optimizer step")
-    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], int):
-        return returned
-    return returned, None
 
 
 def weights_of(model: nn.Module) -> str:

@@ -1,6 +1,6 @@
 """Shows the events of a running search: a line for each finished trial and note, and in a terminal live lines below.
 
-No information depends on colour. `--verbose` adds the prediction of each trial, disturbances, and its seconds by phase.
+No information depends on colour. `--verbose` adds the prediction of each trial, and how each knob took effect.
 
 A search that is started from Python logs its progress line by line if the logger `autotune` has handlers and level
 INFO. Otherwise it is shown on stderr if that is a terminal or a notebook's, and nowhere else; never on stdout.
@@ -24,7 +24,7 @@ from autotune.output.table import measurement_detail, trial_line
 from autotune.space.knobs import shown_changes
 from autotune.units import show_memory, show_rate, show_time, visible
 from autotune.values.problem import Event, Leader, Note, Observer, Phase, PhaseBegan, TrialEnded, TrialStarted, ignore
-from autotune.values.trial import Failure, TrialResult
+from autotune.values.trial import Failure
 
 LOGGER = logging.getLogger("autotune")
 
@@ -32,7 +32,7 @@ LOGGER = logging.getLogger("autotune")
 class Progress:
     """An observer that writes lines, by `write` or to a console, and while entered draws live lines below them.
 
-    The live lines need a console that can redraw. `verbose`: predictions, refusals and conditions are told as well.
+    The live lines need a console that can redraw. `verbose`: predictions and effects are told as well.
     What can't be shown, on a terminal that is gone or a full disk, is left out, and the search goes on.
     """
 
@@ -139,28 +139,9 @@ class Progress:
             warnings += [*measured.warnings, *(measured.conditions.warnings() if measured.conditions else ())]
         for warning in warnings:
             self._line(f"  warning: {warning}")
-        if self._verbose:
-            self._tell_details(result)
-
-    def _tell_details(self, result: TrialResult) -> None:
-        """Write a trial's seconds by phase, its conditions and effects, a line each."""
-        if (phases := result.outcome.phases) is not None:
-            spent = {name.removesuffix("_s").replace("_", " "): seconds for name, seconds in phases}
-            self._line(f"  seconds: {', '.join(f'{name} {s:.1f}' for name, s in spent.items() if s >= 0.05)}")
-        if (measured := result.measurement) is None:
-            return
-        if (seen := measured.conditions) is not None:
-            shown = {
-                "other processes": (seen.others_share, "{:.1%}"),
-                "the hypervisor": (seen.stolen_share, "{:.1%}"),
-                "GPU idle": (seen.idle_share, "{:.0%}"),
-                "": (seen.temperature_c, "{:.0f} °C"),
-            }
-            parts = [f"{name} {how.format(share)}".strip() for name, (share, how) in shown.items() if share is not None]
-            if parts:
-                self._line(f"  conditions: {', '.join(parts)}")
-        if effects := [f"{knob} {effect}" for knob, effect in measured.effects.items() if effect != "none"]:
-            self._line(f"  in effect: {', '.join(effects)}")
+        if self._verbose and (measured := result.measurement) is not None:
+            found = [f"{knob} {effect}" for knob, effect in measured.effects.items() if effect != "none"]
+            self._line(f"  in effect: {', '.join(found)}")
 
 
 def what_is_left(event: TrialStarted, time_left_s: float) -> str:

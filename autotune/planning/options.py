@@ -135,7 +135,7 @@ class SearchOptions(WorkloadOptions):
         BeforeValidator(lambda value: _names([value] if hasattr(value, "__index__") else value or ())),  # NumPy's too
     ] = option(PLACES, "Spread each training over so many; several, or all, to compare, the baseline's first [1].", ())
     nodes: PositiveInt | None = option(PLACES, "Machines of a Ray cluster that --devices are on [1].")
-    workers: PositiveInt | None = option(PLACES, "Trials at once, each on a device or cores [1].")
+    workers: PositiveInt | None = option(PLACES, "Trials at once, each on a GPU [1].")
     engine: Engine = option(PLACES, "What runs trials: local, or ray for a cluster.", "local")
     address: str | None = option(PLACES, "Address of the Ray cluster [RAY_ADDRESS, else one here].")
     kind: str | None = option(PLACES, "Part of a device's name in a mixed cluster [most nodes].")

@@ -48,7 +48,6 @@ class SearchPlan(Problem):
     record: bool = Field(default=False, description="the lasting record is read and written")
     report_to: tuple[str, ...] = Field(default=(), description="trackers that receive each trial")
     fleet: Fleet = Field(default=Fleet(), description="where the trials run")
-    is_shared: bool = Field(default=False, description="concurrent trials slow each other down")
     options: SearchOptions | None = Field(default=None, description="None: the plan can't be made from options")
     output: str | None = Field(default=None, description="file that the answer is written to as well")
     # Number of the next trial when the limits last changed; finals before it don't count.

@@ -42,7 +42,6 @@ class Start:
     memory_bytes: int
     budget: Budget
     arguments: UserArguments  # the user's own, which are the baseline
-    is_shared: bool  # whether concurrent trials slow each other down
     notes: list[str]  # what the user should know; planning adds to it
 
     @property
@@ -134,10 +133,9 @@ class Start:
             soak=True,
             loss_steps=0 if workload.generates else options.loss_steps(),
             loss_insisted=bool(options.check_loss),
-            record=options.record and not self.is_shared,
+            record=options.record,
             report_to=options.report_to,
             fleet=options.fleet,
-            is_shared=self.is_shared,
             options=options,
             output=options.output,
             notes=tuple(self.notes),
@@ -210,15 +208,14 @@ def start_of(options: SearchOptions, allotment: Allotment) -> Start:
     return Start(
         options=options,
         hardware=hardware,
-        memory_bytes=_memory(options, hardware, notes, is_shared=allotment.is_shared),
+        memory_bytes=_memory(options, hardware, notes),
         budget=Budget.of(options.effort).limited(max_trials=options.max_trials, max_time_s=options.max_time_s),
         arguments=arguments,
-        is_shared=allotment.is_shared,
         notes=notes,
     )
 
 
-def _memory(options: SearchOptions, hardware: Hardware, notes: list[str], *, is_shared: bool) -> int:
+def _memory(options: SearchOptions, hardware: Hardware, notes: list[str]) -> int:
     asked, free = options.memory_bytes, show_memory(hardware.free_bytes)
     if asked is None:
         memory = hardware.default_budget_bytes
@@ -229,9 +226,6 @@ def _memory(options: SearchOptions, hardware: Hardware, notes: list[str], *, is_
         there = show_memory(hardware.memory_bytes) + f" for {processes} processes" * (processes > 1)
         raise InputError(f"--memory {show_memory(asked)}: {hardware.name} has {there}")
     if asked > hardware.free_bytes:
-        if is_shared:
-            each = f"each of {options.workers} trials at a time can have {free} of the free memory"
-            raise InputError(f"--memory {show_memory(asked)}: {each}; use fewer --workers")
         notes.append(f"--memory asks for more than the {free} that are free now")
     return asked
 

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from autotune.cost.model import CostModel
-from autotune.errors import AutotuneError, InputError, MachineError, writing
+from autotune.errors import AutotuneError, InputError, writing
 from autotune.execution.cluster import joined
 from autotune.execution.network import NETWORK_LIMIT_S
 from autotune.execution.places import Place, hardware_of, places_of, sharing_notes
@@ -88,37 +88,18 @@ def backend_of(
             with RayPool(run_directory, cluster) as nodes:
                 yield Backend(allotment, asker, nodes)
         return
-    places, allotment = _allotted(fleet, device, planned)
-    with LocalRunner(run_directory, allotment.hardware, places=places) as runner:
+    whole, places, notes = planned or detect(device), tuple[Place, ...](), list[str]()
+    devices, hardware = ([] if whole.is_cpu else [whole.device]), whole
+    if not fleet.is_single:
+        whole = detect(device if planned is None else planned.kind)
+        places = places_of(whole, fleet.workers or 1, each=fleet.devices)
+        hardware, devices = planned or hardware_of(whole, places), [name for place in places for name in place.devices]
+        at_once = f"{fleet.workers} trials at a time, on {', '.join(place.shown for place in places)}"
+        notes.append(f"{at_once}; finals and checks run one at a time on {places[0].shown}")
+    allotment = Allotment(hardware=hardware, notes=(*notes, *sharing_notes(devices)))
+    with LocalRunner(run_directory, hardware, places=places) as runner:
         runner.python = python
         yield Backend(allotment, runner, runner)
-
-
-def _allotted(fleet: Fleet, device: str, planned: Hardware | None) -> tuple[tuple[Place, ...], Allotment]:
-    """Return the places of this machine, none if it is used as a whole, and the hardware of a trial at each."""
-    if fleet.is_single:
-        hardware = planned or detect(device)
-        return (), Allotment(hardware=hardware, notes=() if hardware.is_cpu else sharing_notes([hardware.device]))
-    whole, workers = detect(device if planned is None else planned.kind), fleet.workers or 1
-    places = places_of(whole, workers, each=fleet.devices)
-    hardware = hardware_of(whole, places)
-    if planned is not None and (planned.name, planned.cores) != (hardware.name, hardware.cores):
-        raise MachineError(
-            f"the search was begun with {planned.cores} cores of {planned.name} for each trial; this machine has "
-            f"{hardware.cores} of {hardware.name} for each of {workers} now"
-        )
-    if hardware.is_cpu:
-        cores = f"{hardware.cores} core{'s' * (hardware.cores > 1)}"
-        notes: tuple[str, ...] = (
-            f"{workers} trials at a time, each on {cores} of its own: the answer is for training on {cores}. They "
-            "share memory bandwidth and caches, so the search ranks roughly, and what it measures is not kept for "
-            "later searches; finals and checks run one at a time",
-        )
-    else:
-        where = ", ".join(place.shown for place in places)
-        note = f"{workers} trials at a time, on {where}; finals and checks run one at a time on {places[0].shown}"
-        notes = (note, *sharing_notes([device for place in places for device in place.devices]))
-    return places, Allotment(hardware=planned or hardware, is_shared=hardware.is_cpu, notes=notes)
 
 
 def with_network(plan: SearchPlan, pool: RayPool) -> SearchPlan:
@@ -165,8 +146,7 @@ def conduct(
         deliver(interrupted.result, plan.output, directory.path)
         raise
     finally:
-        if not plan.is_shared:  # trials that disturb each other would mislead the next search
-            learn(plan, model, directory.results())
+        learn(plan, model, directory.results())
     writer.end(result)
     trackers.end(result)
     deliver(result, plan.output, directory.path)

@@ -77,7 +77,6 @@ class Allotment(Value):
     """The resources of each trial of a fleet."""
 
     hardware: Hardware
-    is_shared: bool = False  # whether concurrent trials share one processor, and disturb each other
     notes: tuple[str, ...] = ()  # lines for the user
 
 

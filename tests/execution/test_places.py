@@ -1,13 +1,10 @@
 """Parts of a machine that share no device and no core; over how many devices a training is spread."""
 
-import os
-
 import pytest
 from factories import make_gpu, make_hardware
 
 from autotune.errors import InputError, MachineError
 from autotune.execution import places
-from autotune.execution.places import Place
 from autotune.units import GIB
 from autotune.values.problem import Fleet
 
@@ -34,34 +31,6 @@ def test_how_processes_share_a_gpu_is_told_in_a_line_or_refused(monkeypatch, sha
         assert [word in note for word, note in zip(told, notes, strict=True)] == [True] * len(told)
 
 
-@pytest.mark.parametrize(
-    ("topology", "sets"),
-    [
-        ({core: (0, core) for core in range(7)}, {"cores 0-1": (0, 1), "cores 2-3": (2, 3), "cores 4-5": (4, 5)}),
-        # 0 and 4 are one core's
-        ({core: (0, core % 4) for core in range(8)}, {f"cores {n},{n + 4}": (n, n + 4) for n in range(4)}),
-        ({core: (core % 2, core) for core in range(4)}, {"cores 0,2": (0, 2), "cores 1,3": (1, 3)}),
-    ],
-    ids=["of one size", "threads of a physical core stay together", "processors are not mixed"],
-)
-def test_core_sets_share_no_core(monkeypatch, tmp_path, topology, sets):
-    """The topology: of each core of this process the processor and the physical core."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(topology))
-    monkeypatch.setattr(places, "_TOPOLOGY", str(tmp_path / "{}-{}"))
-    for core, where in topology.items():
-        for name, number in zip(("physical_package_id", "core_id"), where, strict=True):
-            (tmp_path / f"{core}-{name}").write_text(f"{number}\n")
-    assert {place.shown: place.cores for place in places.core_sets(len(sets))} == sets
-    with pytest.raises(MachineError, match=f"--workers 9: this machine has {len(topology)} cores"):
-        places.core_sets(9)
-
-
-def test_trials_that_share_a_processor_share_its_cores_and_free_memory():
-    four = (Place(devices=("cpu",)),) * 4
-    share = places.hardware_of(make_hardware(cores=9, free_bytes=8 * GIB), four)
-    assert (share.cores, share.free_bytes, share.memory_bytes) == (2, 2 * GIB, 16 * GIB)
-
-
 @pytest.fixture
 def gpus(monkeypatch):
 
@@ -75,12 +44,13 @@ def gpus(monkeypatch):
 def test_each_place_has_a_device_of_the_same_kind_the_freest_first(gpus):
     a, b, c = (make_gpu(device=f"cuda:{i}", free_bytes=free * GIB) for i, free in enumerate((10, 39, 38)))
     gpus(a, b, c, make_gpu(device="cuda:3", name="another GPU"))
-    assert places.places_of(a, 1) == (Place(devices=("cuda:0",)),)  # the whole device
     found = places.places_of(a, 2)
     assert [place.devices for place in found] == [("cuda:1",), ("cuda:2",)]
     assert places.hardware_of(a, found).free_bytes == 38 * GIB
     with pytest.raises(MachineError, match="--workers 4: this machine has 3 x a GPU and 1 of another kind"):
         places.places_of(a, 4)
+    with pytest.raises(InputError, match="--workers 2: the CPU runs one trial at a time"):
+        places.places_of(make_hardware(), 2)
 
 
 def test_a_place_may_have_several_devices(gpus):

@@ -88,7 +88,6 @@ def test_each_gpu_of_the_nodes_is_a_place(ray):
     assert [n.slots for n in cluster.nodes()] == [2, 1]
     assert [n.demand for n in cluster.nodes()] == [(1.0, 1.0), (0.5, 1.0)]
     assert allotment.hardware.free_bytes == GIB
-    assert not allotment.is_shared
     assert "up to 3 trials at a time on 2 nodes of the cluster with NVIDIA A100" in allotment.notes[0]
 
 

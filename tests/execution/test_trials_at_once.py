@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +15,11 @@ from running import wait_for
 
 from autotune.execution.job import marked
 from autotune.execution.launch import MARK_FILE
-from autotune.execution.places import Place, core_sets
+from autotune.execution.places import Place
 from autotune.execution.runner import LocalRunner, trial_directory
 from autotune.values.config import Parallelism
 from autotune.values.hardware import detect
 from autotune.values.trial import TrialRequest, TrialStatus
-
-# A place needs a core of its own.
-pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 
 DIED = "the process that runs trials died with it"
 
@@ -31,7 +27,8 @@ DIED = "the process that runs trials died with it"
 @pytest.fixture
 def pool(tmp_path, light_launchers) -> Iterator[LocalRunner]:
     (tmp_path / "run").mkdir()
-    with LocalRunner(tmp_path / "run", detect("cpu"), places=core_sets(2), entry="misbehaving:behave") as made:
+    two = [Place(shown=f"place {number}", devices=("cpu",)) for number in range(2)]
+    with LocalRunner(tmp_path / "run", detect("cpu"), places=two, entry="misbehaving:behave") as made:
         yield made
 
 
@@ -59,19 +56,13 @@ def process_of(run: Path, request: TrialRequest) -> int:
     return json.loads(wait_for(trial_directory(run, request.number) / "process.json"))["pid"]
 
 
-def test_trials_run_at_the_same_time_on_cores_of_their_own_forked_from_one_launcher(pool, begin, tmp_path):
+def test_trials_run_at_the_same_time_forked_from_one_launcher(pool, begin, tmp_path):
     assert pool.free()
     begin("tell")
     assert pool.free()
     begin("tell")
     assert pool.free() == 0
     results = [pool.wait(), pool.wait()]
-    logs = [(trial_directory(tmp_path / "run", r.request.number) / "log.txt").read_text() for r in results]
-    told = [re.search(r"cores \[(.*)\] threads (.*)", log) for log in logs]
-    cores = [{int(core) for core in match[1].split(",")} for match in told]
-    assert cores[0].isdisjoint(cores[1])
-    assert len(cores[0]) == len(cores[1]) == len(os.sched_getaffinity(0)) // 2
-    assert {match[2] for match in told} == {"1"}  # as tests ask for
     assert len({r.place for r in results}) == 2
     assert pool.free() == 2
     (launcher,) = running(tmp_path / "run")

@@ -28,10 +28,12 @@ from autotune.errors import AutotuneError
 from autotune.execution.job import Job
 from autotune.execution.launch import MARK_FILE
 from autotune.execution.outcome import Ending, outcome_file
+from autotune.execution.places import Place
 from autotune.storage.record import Record
 from autotune.storage.recorded import RecordedSearch
 from autotune.value import read_value, write_value
 from autotune.values.budget import LossCurve, LossTask, Soaked, SoakTask
+from autotune.values.hardware import Hardware
 from autotune.values.trial import Outcome, TrialRequest
 
 TABLES = Path(__file__).parents[2] / "benchmarks" / "tables"
@@ -143,6 +145,11 @@ def _asked(entry: str, directory: Path) -> None:
             shutil.copyfile(path, target)
 
 
+def places(hardware: Hardware, count: int, *, each: int = 1) -> tuple[Place, ...]:
+    """Return as many places as a machine with so many GPUs has."""
+    return tuple(Place(shown=f"place {number}", devices=("cpu",)) for number in range(count))
+
+
 def run(search: Search, fault: Fault | None = None) -> None:
     """Begin a search, or go on with it, in this process, and leave it with the exit code of the command line."""
     global _answers
@@ -153,7 +160,11 @@ def run(search: Search, fault: Fault | None = None) -> None:
         os.dup2(said.fileno(), 1)
         os.dup2(said.fileno(), 2)
         try:
-            with patch("autotune.execution.runner.Launcher", ReplayLauncher), patch("os.fsync", lambda _: None):
+            with (
+                patch("autotune.execution.runner.Launcher", ReplayLauncher),
+                patch("autotune.search.run.places_of", places),
+                patch("os.fsync", lambda _: None),
+            ):
                 if fault is not None:
                     fault()
                 if (search.run / "search.json").exists():

@@ -24,20 +24,16 @@ from predicted_space import GB, SPACE, make_model_of
 from profiles import make_model, make_profile
 
 from autotune.cost.family import family_of
-from autotune.errors import InfrastructureError, InputError, MachineError
+from autotune.errors import InfrastructureError, InputError
+from autotune.execution.places import Place
 from autotune.planning.options import SearchOptions
-from autotune.planning.planner import start_of
 from autotune.search.candidates import Candidates
 from autotune.search.run import backend_of, check_fleet, deliver, preview, wanted_file, with_network
 from autotune.search.sampler import CostModelSampler
 from autotune.space.file import load_space
 from autotune.tuning_result import load
-from autotune.units import GIB
 from autotune.values.config import Allowance
 from autotune.values.problem import Fleet
-
-CORES = len(os.sched_getaffinity(0))
-two_cores = pytest.mark.skipif(CORES < 2, reason="needs two cores")
 
 
 @pytest.mark.parametrize(
@@ -71,30 +67,20 @@ def test_one_place_is_a_pool_of_one(tmp_path, workers):
     with backend_of(Fleet(workers=workers), tmp_path, device="cpu") as made:
         assert made.pool is made.asker
         assert made.pool.free() == 1
-        assert made.allotment.hardware.cores == CORES
-        assert not made.allotment.is_shared
+        assert made.allotment.hardware.cores == len(os.sched_getaffinity(0))
 
 
-@two_cores
-def test_several_places_are_a_pool_and_each_trial_has_its_share_and_the_same_in_a_search_that_goes_on(tmp_path):
-    with backend_of(Fleet(workers=2), tmp_path, device="cpu") as made:
-        assert made.pool.free() == 2
-        share = made.allotment.hardware
-        assert share.cores == CORES // 2
-        assert share.free_bytes < share.memory_bytes / 2
-        assert made.allotment.is_shared
-        assert f"the answer is for training on {share.cores} core" in made.allotment.notes[0]
-        usual = start_of(SearchOptions(model="gpt2", workers=2), made.allotment)
-        assert usual.memory_bytes < share.free_bytes
-        assert usual.is_shared
-        assert made.allotment.notes[0] in usual.notes
-        with pytest.raises(InputError, match="each of 2 trials at a time can have"):
-            start_of(SearchOptions(model="gpt2", workers=2, memory_bytes=share.free_bytes + GIB), made.allotment)
-    with backend_of(Fleet(workers=2), tmp_path, planned=share) as made:
-        assert made.allotment.hardware == share
-    other = share.model_copy(update={"cores": 64})
-    with pytest.raises(MachineError, match="with 64 cores"), backend_of(Fleet(workers=2), tmp_path, planned=other):
+def test_several_places_are_a_pool_in_a_search_that_goes_on_too(tmp_path, monkeypatch):
+    refused = pytest.raises(InputError, match="--workers 2: the CPU runs one trial at a time")
+    with refused, backend_of(Fleet(workers=2), tmp_path, device="cpu"):
         pass
+    two = tuple(Place(shown=f"place {number}", devices=("cpu",)) for number in (0, 1))
+    monkeypatch.setattr("autotune.search.run.places_of", lambda hardware, count, each: two)
+    for planned in (None, make_hardware()):
+        with backend_of(Fleet(workers=2), tmp_path, device="cpu", planned=planned) as made:
+            assert made.pool.free() == 2
+            assert made.allotment.notes[0].startswith("2 trials at a time, on place 0, place 1; finals and checks run")
+            assert planned in (None, made.allotment.hardware)
 
 
 def test_an_output_is_known_by_its_place_and_what_it_held_stays_until_there_is_an_answer(tmp_path, monkeypatch):

@@ -76,7 +76,7 @@ def test_each_number_of_devices_is_tried_and_measured_again_and_the_answer_compa
         return 2.5 * config.per_device_train_batch_size * scales[config.parallelism.world_size]
 
     hardware, workload = make_hardware(count=4), make_workload(global_batch_size=32)
-    base, kept = make_config(4), {"is_shared": False, "hardware": hardware, "workload": workload}
+    base, kept = make_config(4), {"hardware": hardware, "workload": workload}
     run = search(measured, NUMBERS, baseline=base, budget=make_budget(max_trials=8, finalists=1), **kept)
     result = run.run()
     again = {r.config.parallelism.world_size for r in run.finished if r.purpose is Purpose.FINAL}
