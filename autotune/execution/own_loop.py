@@ -4,9 +4,9 @@ After `OWN_STEPS` steps each pass over a `DataLoader` ends with its second batch
 and save, for a minute at most. An error that it raises then ends it, and is told beside the memory.
 """
 
-import itertools
 import os
 import signal
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -33,8 +33,7 @@ def run_loop(trial: Trial, code: OwnCode) -> Outcome:
     def few(loader: Any) -> Any:
         nonlocal most_steps
         most_steps, more = 2 * OWN_STEPS, iter(range(2))  # a later epoch makes some steps more
-        goes_on = lambda _: not recorder.has_made(OWN_STEPS) or next(more, None) is not None  # noqa: E731
-        return itertools.takewhile(goes_on, load(loader))
+        return takewhile(lambda _: not recorder.has_made(OWN_STEPS) or next(more, None) is not None, load(loader))
 
     def ended(*_: Any) -> None:
         state.global_step += 1

@@ -84,7 +84,6 @@ class PeakRecorder:
                 self._kinds[own.untyped_storage().data_ptr()] = kind
 
     def has_made(self, steps: int) -> bool:
-        """Return whether an optimizer has made so many steps."""
         return max(self._steps.values(), default=0) >= steps
 
     def loop_turned(self) -> None:

@@ -26,8 +26,7 @@ class Place(Value):
 
     def used_bytes(self) -> list[int]:
         """Return the memory in use on each GPU; empty for a CPU, whose memory is the host's."""
-        gpus = [device for device in self.devices if device != "cpu"]
-        return [used for device in gpus if (used := cuda_used_bytes(device)) is not None]
+        return [used for gpu in self.devices if gpu != "cpu" and (used := cuda_used_bytes(gpu)) is not None]
 
 
 def kind_of(hardware: Hardware) -> str:

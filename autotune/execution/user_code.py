@@ -23,9 +23,11 @@ from unittest.mock import patch
 
 import safetensors.torch
 import torch
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from peft import PeftModel
 from torch import nn
+from torch.distributed import checkpoint as dcp
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_callback import CallbackHandler
@@ -225,8 +227,9 @@ def run_until_training(
     def spawn(*_: Any, **__: Any) -> None:
         raise CodeError(f"{code.file}: it starts processes itself, by torch.multiprocessing; have torchrun start it")
 
-    saving: list[tuple[Any, str]] = [(torch, "save"), (safetensors.torch, "save_file"), (Trainer, "save_model")]
-    saving += [(PreTrainedModel, "save_pretrained"), (PeftModel, "save_pretrained")]
+    saving: list[tuple[Any, str]] = [(torch, "save"), (safetensors.torch, "save_file"), (dcp, "save")]
+    saving += [(owner, "save_pretrained") for owner in (PreTrainedModel, PeftModel)]
+    saving += [(Accelerator, "save_state"), (Accelerator, "save_model"), (Trainer, "save_model")]
     try:
         with suppress(_Reached), ExitStack() as patches:
             for owner, name in saving:
