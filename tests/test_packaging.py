@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 OTHERWISE = {"pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
 BROUGHT_BY_OTHERS = {
     "tokenizers": "transformers", "huggingface_hub": "transformers", "markupsafe": "jinja2", "pyarrow": "datasets",
-    "triton": "torch",
+    "triton": "torch", "safetensors": "transformers",
 }  # fmt: skip
 NOT_REQUIRED = {"liger_kernel", "torchao"}
 

@@ -36,7 +36,7 @@ from autotune.storage.record import Record
 from autotune.storage.recorded import RecordedSearch, read_recorded
 from autotune.storage.run_directory import RunDirectory
 from autotune.storage.writer import RecordWriter
-from autotune.units import GIB
+from autotune.units import GIB, now
 from autotune.values.budget import Budget, Effort
 from autotune.values.conditions import Conditions
 from autotune.values.config import Allowance, Parallelism, TrainConfig
@@ -322,6 +322,7 @@ class Searches:
         self.speed = 1.0
         self.guided = True
         self.bonus: dict[TrainConfig, float] = {}
+        self.started: dict[str, str] = {}
         self.model = make_model_of([profile_of(*kind, kept=MB) for kind in KINDS])
 
     def outcome(self, request: TrialRequest):
@@ -342,7 +343,8 @@ class Searches:
     def run(self, name: str, *, stop_after: int | None = None, **fields):
         """Run the search in this folder, or go on with it; return its answer and the configurations it explored."""
         fields = {"space": make_space_file(PARAMETERS), "allowance": Allowance.OPTIMIZER, **fields}
-        plan = make_plan(search_id=name, **fields)
+        # The plan of a search that goes on, which in a later minute would be another search's.
+        plan = make_plan(search_id=name, started=self.started.setdefault(name, now()), **fields)
         directory = RunDirectory(self.folder / name)
         directory.path.mkdir(exist_ok=True)
         runner, self.heard = ScriptedRunner(directory.path, interrupted(self.outcome, stop_after)), Heard()
